@@ -18,7 +18,7 @@ pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat}
 use crate::backend::BackendArg;
 use crate::mcp::McpArgs;
 use crate::settings::{
-    Given, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
+    Given, KeepSettings, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
 };
 use crate::variables::VariableArgs;
 
@@ -97,12 +97,16 @@ pub(crate) struct TrustArgs {
 /// Remove what killed processes left behind
 ///
 /// Removes directories, control groups and containers of this machine and this user that no process uses any
-/// more, except those of runs that can be resumed.
-#[derive(Clone, Copy, Debug, clap::Args)]
+/// more, except those of runs that can be resumed. Working directories of finished runs are removed when they are too old
+/// or too large together.
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct GcArgs {
     /// List what was removed
     #[arg(long, short)]
     pub(crate) verbose: bool,
+
+    #[command(flatten)]
+    pub(crate) settings: Given<KeepSettings>,
 }
 
 /// Run a task: a model works on it with commands in a sandbox and delivers files
@@ -203,9 +207,9 @@ pub(crate) struct RunArgs {
 
     /// Give an earlier run another task: its id, a prefix of it, or `last`
     ///
-    /// The model sees the conversation so far. Settings are as they were, except those given by flags. An unfinished
-    /// run's sandbox goes on; of a finished run, the delivered files are copied into a new one, and with --workdir a
-    /// new copy of the directory is taken.
+    /// The model sees the conversation so far. Settings are as they were, except those given by flags. The run's sandbox
+    /// goes on if it is kept; otherwise the delivered files are copied into a new one. With --workdir, a new copy of
+    /// the directory is taken.
     #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) earlier: Option<String>,

@@ -4,15 +4,14 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{KeptRun, KeptStatus, RunStore, SessionOptions};
+use cantle::agent::{KeptRun, KeptStatus, SessionOptions};
 use cantle::core::event::EventKind;
-use cantle::core::ids::RunId;
 use cantle::core::message::Message;
 use cantle::core::sandbox::SandboxHandle;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::args::RunArgs;
+use crate::kept_sandbox::{is_directory_gone, is_kept_of_finished, successor};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::plural;
@@ -48,10 +47,11 @@ impl EarlierRun {
                 run.run
             );
         }
-        // That of a finished run was removed.
-        let sandbox = run.sandbox.clone().filter(|handle| {
-            run.status.is_resumable() && !fresh_sandbox && !is_directory_gone(handle)
-        });
+        let is_kept = run.status.is_resumable() || is_kept_of_finished(&run);
+        let sandbox = run
+            .sandbox
+            .clone()
+            .filter(|handle| is_kept && !fresh_sandbox && !is_directory_gone(handle));
         let sandbox = match sandbox {
             Some(_) if successor(&store, &run)?.is_some() => None,
             sandbox => sandbox,
@@ -164,53 +164,4 @@ fn copy(file: &Path, directory: &Path, source: &Path) -> anyhow::Result<bool> {
     };
     copied().with_context(|| format!("failed to copy {}", file.display()))?;
     Ok(true)
-}
-
-/// Whether this is a sandbox of this machine whose directory is gone.
-fn is_directory_gone(handle: &SandboxHandle) -> bool {
-    directory_of(handle).is_some_and(|directory| !directory.exists())
-}
-
-/// Returns the directory of a local sandbox.
-pub(crate) fn directory_of(handle: &SandboxHandle) -> Option<PathBuf> {
-    let token: Value = serde_json::from_str(&handle.token).ok()?;
-    token.get("directory")?.as_str().map(PathBuf::from)
-}
-
-/// Returns the other runs that have this run's sandbox, too, latest first. Blocks.
-fn sharing(store: &RunStore, run: &KeptRun) -> anyhow::Result<Vec<RunId>> {
-    if run.sandbox.is_none() {
-        return Ok(Vec::new());
-    }
-    let (mut runs, _) = store.list()?;
-    runs.retain(|other| other.run != run.run && other.sandbox == run.sandbox);
-    Ok(runs.iter().map(|other| other.run).collect())
-}
-
-/// Whether another run has the sandbox of this one, too. Blocks.
-///
-/// # Errors
-/// If the store can't be read.
-pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
-    Ok(!sharing(store, run)?.is_empty())
-}
-
-/// Returns the later run that goes on in the sandbox of this one. Blocks.
-fn successor(store: &RunStore, run: &KeptRun) -> anyhow::Result<Option<RunId>> {
-    let latest = sharing(store, run)?.into_iter().next();
-    Ok(latest.filter(|latest| *latest > run.run))
-}
-
-/// Checks that no later run goes on in the sandbox of a run that is to be resumed. Blocks.
-///
-/// # Errors
-/// If one does.
-pub(crate) fn check_sandbox(store: &RunStore, run: &KeptRun) -> anyhow::Result<()> {
-    match successor(store, run)? {
-        Some(later) => bail!(
-            "run {} was continued by run {later}, which has its sandbox; resume or continue that one",
-            run.run
-        ),
-        None => Ok(()),
-    }
 }

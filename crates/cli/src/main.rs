@@ -20,6 +20,7 @@ mod exit;
 mod extra_tools;
 mod images;
 mod interrupts;
+mod kept_sandbox;
 mod mcp;
 mod output_dir;
 mod policy;

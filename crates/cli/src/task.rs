@@ -7,6 +7,7 @@ use std::time::Duration;
 use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
 use cantle::core::content::Content;
 use cantle::core::event::{Finish, RunStatus};
+use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
 use cantle::core::tool::{Progress, Question};
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -19,9 +20,12 @@ use crate::agent::FINISH;
 use crate::ask::TerminalUser;
 use crate::display::{Display, Summary};
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::kept_sandbox;
 use crate::output_dir::OutputDir;
 use crate::replay::ReplayHooks;
 use crate::result_file;
+use crate::settings::Retention;
+use crate::state_dir::StateDir;
 use crate::text::{clean, clean_json};
 use crate::unfinished::Unfinished;
 use crate::working_copy::Workdir;
@@ -44,6 +48,8 @@ pub(crate) struct Task {
     pub(crate) key_advice: Option<String>,
     /// Whether an unfinished run can be resumed.
     pub(crate) is_resumable: bool,
+    /// Whether the sandbox is kept for another task once the run has finished, and for how long.
+    pub(crate) retention: Option<Retention>,
     /// Whether the result is printed as JSON: all parameters of the finish call.
     pub(crate) result_as_json: bool,
     pub(crate) replay: Option<ReplayHooks>,
@@ -158,7 +164,9 @@ impl Task {
         summary
             .problems
             .extend(ignored.err().map(|error| format!("{error:#}")));
-        let closed = session.close().await;
+        let has_finished = is_complete && outcome.undelivered.is_empty();
+        let retention = self.retention.filter(|_| has_finished);
+        let closed = close(session, outcome.run, retention).await;
         for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
             display.note(&line).await;
         }
@@ -280,6 +288,28 @@ impl Task {
             None => clean_json(&finish.params),
         }
     }
+}
+
+/// Closes the session. The sandbox of a finished run is kept as far as the retention allows.
+async fn close(
+    session: Session,
+    run: RunId,
+    retention: Option<Retention>,
+) -> Result<(), SessionError> {
+    let kept = retention.and_then(|retention| {
+        let state = StateDir::find().ok()?;
+        let size_bytes = kept_sandbox::size_to_keep(&state, run, retention)?;
+        Some((state, retention, size_bytes))
+    });
+    let Some((state, retention, size_bytes)) = kept else {
+        return session.close().await;
+    };
+    session.suspend().await?;
+    // Without a record, it stays until the run is removed.
+    let _ = kept_sandbox::record(&state, run, size_bytes);
+    // Those in use are removed later; `cantle gc` reports what can't be.
+    let _ = kept_sandbox::prune(&state, retention).await;
+    Ok(())
 }
 
 /// Waits for the next question; forever without a user.

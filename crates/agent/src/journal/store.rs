@@ -106,6 +106,11 @@ impl RunStore {
         }
     }
 
+    /// Returns the store's directory, with a directory for each run.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Returns the directory of a run, whether or not the run exists.
     pub fn run_directory(&self, run: RunId) -> PathBuf {
         self.directory.join(run.to_string())

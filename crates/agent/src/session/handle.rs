@@ -330,6 +330,19 @@ impl Session {
     /// # Errors
     /// If something could not be closed; the message lists all that may remain.
     pub async fn close(self) -> Result<(), SessionError> {
+        self.release(false).await
+    }
+
+    /// Closes everything like [`close`](Self::close), except the sandbox of kept runs: another session can
+    /// go on in it ([`SessionOptions::in_sandbox`]), or it is removed by reattaching and closing it.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub async fn suspend(self) -> Result<(), SessionError> {
+        self.release(true).await
+    }
+
+    async fn release(self, keeps_sandbox: bool) -> Result<(), SessionError> {
         let resources = &self.resources;
         resources.cancellation.cancel();
         // The lock is released when the run ends. A run that hangs in a tool must not prevent the rest
@@ -337,7 +350,8 @@ impl Session {
         let deadline = resources.agent.close_deadline;
         let _ = tokio::time::timeout(deadline, resources.history.lock()).await;
         let kept = resources.kept.as_ref();
-        let can_go_on = kept.is_some_and(|kept| kept.unfinished.load(Ordering::Acquire) > 0);
+        let can_go_on =
+            kept.is_some_and(|kept| keeps_sandbox || kept.unfinished.load(Ordering::Acquire) > 0);
         if can_go_on || self.has_earlier_sandbox.load(Ordering::Acquire) {
             self.sets.suspend(deadline).await
         } else {

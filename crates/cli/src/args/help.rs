@@ -18,7 +18,7 @@ A flag is preferred to its variable, and that to cantle.toml in the current dire
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
 max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
 price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
-max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, backend, policy, allow_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
+max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, keep_days, keep_size, backend, policy, allow_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \
 workspace does.
 
@@ -32,7 +32,8 @@ Output files are saved in --output-dir; cantle-result.json is written last, once
 
 Runs are kept in $CANTLE_STATE_DIR, by default in $XDG_STATE_HOME/cantle or ~/.local/state/cantle (for \
 root /var/lib/cantle). A run that was interrupted, killed or stopped by a limit can be resumed with cantle \
-run --resume RUN; a command that was running when it was killed is not repeated. Keys are not kept.
+run --resume RUN; a command that was running when it was killed is not repeated. A finished run keeps its \
+working directory for --continue (--keep-days, --keep-size). Keys are not kept.
 
 Exit codes: 0 finished or answered in text, 1 internal error, 2 usage error, 3 a limit was reached (turns, a budget, the \
 context window, the output limit) or the run made no progress, 4 cancelled, 5 the model provider failed, \

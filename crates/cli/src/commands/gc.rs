@@ -17,9 +17,11 @@ use serde_json::json;
 use super::print;
 use crate::args::GcArgs;
 use crate::backend;
-use crate::earlier_run::directory_of;
-use crate::exit::Failure;
+use crate::exit::{Failure, FailureExt as _};
+use crate::kept_sandbox::{self, directory_of};
 use crate::saved_settings::SavedSettings;
+use crate::settings::KeepSettings;
+use crate::settings::layers::Layers;
 use crate::state_dir::StateDir;
 use crate::text::{clean, one_line, plural};
 use crate::working_copy;
@@ -29,6 +31,8 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// Removes what can be removed, and returns the exit code.
 pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
+    let settings = Layers::with_files(&args.settings).usage()?;
+    let settings: KeepSettings = settings.typed().usage()?;
     let state = StateDir::find().ok();
     let mut backends = vec![LocalBackend::new()];
     if let Some(state) = &state {
@@ -50,6 +54,9 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
             Ok(incomplete) => removed.extend(incomplete),
             Err(error) => failed.push((state.workspaces(), error.to_string())),
         }
+        let pruned = kept_sandbox::prune(state, settings.retention()).await;
+        removed.extend(pruned.removed);
+        failed.extend(pruned.failed);
         remove_orphans(state, &mut removed, &mut failed).await;
         remove_working_copies(state, &mut removed, &mut failed);
     }

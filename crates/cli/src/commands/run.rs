@@ -22,13 +22,15 @@ use crate::agent;
 use crate::agents_md::{self, ProjectNotes};
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
+use crate::backend::BackendArg;
 use crate::client::{self, RunClient};
 use crate::config::{ModelSource, RunConfig};
 use crate::display::Display;
-use crate::earlier_run::{self, EarlierRun};
+use crate::earlier_run::EarlierRun;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
+use crate::kept_sandbox;
 use crate::mcp;
 use crate::output_dir::OutputDir;
 use crate::replay::RecordedUser;
@@ -216,7 +218,7 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
 fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let state = StateDir::find().usage()?;
     let kept = state.find_run(name).usage()?;
-    earlier_run::check_sandbox(&state.runs(), &kept).usage()?;
+    kept_sandbox::check_resumable(&state.runs(), &kept).usage()?;
     let saved = SavedSettings::read(kept.note.clone())
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
@@ -371,6 +373,10 @@ impl Definition<'_> {
             saved.insert("offers".to_owned(), extra_tools);
         }
         let result_as_json = self.schema.is_some();
+        let is_local = matches!(settings.sandbox.backend, None | Some(BackendArg::Local));
+        // Of a run on a directory, the changes are the result; a recording has no answer to another task.
+        let keeps_sandbox = is_resumable && is_local && workdir.is_none() && replay.is_none();
+        let retention = keeps_sandbox.then(|| settings.keep.retention());
         Ok(PreparedRun {
             agent: agent::complete(agent, backend, policy.clone(), settings, self.schema)
                 .usage()?,
@@ -381,6 +387,7 @@ impl Definition<'_> {
                 workdir,
                 key_advice: key_advice(model),
                 is_resumable,
+                retention,
                 result_as_json,
                 replay,
                 verbose: args.display.verbose,

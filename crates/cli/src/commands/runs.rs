@@ -2,28 +2,24 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, anyhow};
 use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
 use cantle::core::escape::for_decision;
 use cantle::core::event::{Event, EventKind, RunStatus};
-use cantle::core::policy::{Policy, Strictness};
-use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use super::print;
 use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
-use crate::backend;
 use crate::comparison;
 use crate::display::{Display, Paint};
-use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::kept_sandbox::{self, reattach, remove_sandbox};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
-use crate::text::{clean, dollars, duration, one_line, plural};
+use crate::text::{clean, dollars, duration, one_line, plural, size};
 use crate::transcript;
 use crate::unfinished::Unfinished;
 use crate::working_copy::{self, Status, WorkingCopy};
@@ -122,12 +118,14 @@ fn line(run: &KeptRun) -> String {
     let task = one_line(&run.task);
     let short: String = task.chars().take(TASK_CHARS).collect();
     let more = if short.len() < task.len() { "…" } else { "" };
+    let workspace = kept_sandbox::size_of_finished(run);
     format!(
-        "{}  {:13}  {:>9} ago  {:>9}  {short}{more}\n",
+        "{}  {:13}  {:>9} ago  {:>9}  {:>8}  {short}{more}\n",
         run.run,
         status(run.status),
         duration(age(run.latest)),
         plural(u64::from(run.turns), "turn", "turns"),
+        workspace.map(size).unwrap_or_default(),
     )
 }
 
@@ -177,6 +175,14 @@ fn show(run: &KeptRun, events: &[Event]) -> String {
         let state = copy.changes().ok().flatten().map(|it| it.describe());
         rows.extend(state.map(|state| ("changes", state)));
     }
+    if let Some(size_bytes) = kept_sandbox::size_of_finished(run) {
+        let continued = format!(
+            "{}; cantle run --continue {} goes on in it",
+            size(size_bytes),
+            run.run
+        );
+        rows.push(("kept", continued));
+    }
     rows.push(("journal", run.directory.display().to_string()));
     if run.status.is_resumable() {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
@@ -207,6 +213,7 @@ fn to_json(run: &KeptRun) -> Value {
         "begun": seconds(run.begun),
         "latest": seconds(run.latest),
         "directory": run.directory,
+        "workspace_bytes": kept_sandbox::size_of_finished(run),
     })
 }
 
@@ -254,7 +261,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
         check_idle(run)?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
-            if !earlier_run::is_shared(&store, &run).internal()? {
+            if !kept_sandbox::is_shared(&store, &run).internal()? {
                 remove_sandbox(&run).await.internal()?;
             }
             all.extend(run.sub_agents());
@@ -386,29 +393,4 @@ async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Fa
     }
     let lost: Vec<_> = lost.iter().map(|line| clean(line)).collect();
     Err(anyhow!("not copied: {}", lost.join("\n  "))).internal()
-}
-
-/// Removes the kept sandbox of a run, with its files.
-async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
-    match reattach(run).await? {
-        Some(sandbox) => Ok(sandbox.close().await?),
-        None => Ok(()),
-    }
-}
-
-/// Opens the kept sandbox of a run, unless it is gone.
-async fn reattach(run: &KeptRun) -> anyhow::Result<Option<Arc<dyn Sandbox>>> {
-    let Some(handle) = &run.sandbox else {
-        return Ok(None);
-    };
-    // Its files may belong to another user, which the run's policy determines.
-    let saved = SavedSettings::read(run.note.clone()).ok();
-    let mut policy = saved.map_or_else(Policy::default, |saved| saved.policy);
-    policy.strictness = Strictness::BestEffort;
-    let cx = SandboxContext::new(run.run, policy);
-    match backend::for_handle(handle)?.reattach(handle, cx).await {
-        Ok(sandbox) => Ok(Some(sandbox)),
-        Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(None),
-        Err(error) => Err(error).context("failed to open the run's working directory"),
-    }
 }

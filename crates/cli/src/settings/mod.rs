@@ -23,8 +23,8 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
 pub(crate) use self::values::{
-    AllowedHost, Limit, OptionalTool, Param, Search, Switch, duration, parse_age, parse_dollars,
-    parse_duration,
+    AllowedHost, Limit, OptionalTool, Param, Search, Size, Switch, duration, parse_age,
+    parse_dollars, parse_duration,
 };
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
@@ -126,7 +126,36 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     #[serde(flatten)]
+    pub(crate) keep: KeepSettings,
+
+    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) sandbox: SandboxSettings,
+}
+
+/// Which sandboxes of finished runs are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retention {
+    /// The maximum age. Zero means none.
+    pub(crate) age: Duration,
+    /// The maximum size of all of them.
+    pub(crate) size_bytes: u64,
+}
+
+/// How long working directories of finished runs are kept.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Resuming")]
+pub(crate) struct KeepSettings {
+    /// Days for which a finished run keeps its working directory, for --continue; 0 for none [default: 7]
+    ///
+    /// For the local backend. That of a run that can be resumed stays.
+    #[arg(long, value_name = "N", env = "CANTLE_KEEP_DAYS")]
+    pub(crate) keep_days: Option<u32>,
+
+    /// Size of all working directories of finished runs, such as 500M; the oldest are removed [default: 1G]
+    #[arg(long, value_name = "SIZE", env = "CANTLE_KEEP_SIZE")]
+    pub(crate) keep_size: Option<Size>,
 }
 
 /// The model, its provider and how requests are made.
@@ -322,6 +351,17 @@ impl Settings {
     /// Maximum duration of one command.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(300))
+    }
+}
+
+impl KeepSettings {
+    /// Returns which working directories of finished runs are kept.
+    pub(crate) fn retention(&self) -> Retention {
+        let seconds = u64::from(self.keep_days.unwrap_or(7)).saturating_mul(24 * 60 * 60);
+        Retention {
+            age: Duration::from_secs(seconds),
+            size_bytes: self.keep_size.as_ref().map_or(1 << 30, Size::bytes),
+        }
     }
 }
 

@@ -57,6 +57,8 @@ fn file_has_a_key_for_each_setting() {
         limit = ["memory=2G", "wall_time=1h"]
         best_effort = false
         backend = "docker:python:3.12"
+        keep_days = 3
+        keep_size = "2G"
     "#;
     let expected = Settings {
         model: ModelSettings {
@@ -94,6 +96,10 @@ fn file_has_a_key_for_each_setting() {
         tools: vec![OptionalTool::Python, OptionalTool::Web],
         search: Some(Search::Searxng),
         deny_host: vec!["ads.example.com".parse().unwrap()],
+        keep: KeepSettings {
+            keep_days: Some(3),
+            keep_size: Some("2G".parse().unwrap()),
+        },
         sandbox: SandboxSettings {
             backend: Some(BackendArg::Image("python:3.12".to_owned())),
             policy: PolicySettings {
@@ -122,7 +128,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, backend, policy, allow_host, limit, read, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, keep_days, keep_size, backend, policy, allow_host, limit, read, best_effort"
     );
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use cantle::clients::chat::Server;
-use cantle::core::policy::{HostPattern, InvalidPolicy, Limits, Preset};
+use cantle::core::policy::{HostPattern, InvalidPolicy, Limits, Preset, parse_bytes};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -171,6 +171,46 @@ impl TryFrom<String> for Param {
 impl From<Param> for String {
     fn from(param: Param) -> Self {
         param.text
+    }
+}
+
+/// A number of bytes, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Size {
+    bytes: u64,
+    text: String,
+}
+
+impl Size {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bytes = parse_bytes(text).ok_or("expected a size such as 500M or 2G")?;
+        Ok(Self {
+            bytes,
+            text: text.to_owned(),
+        })
+    }
+}
+
+impl TryFrom<String> for Size {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Size> for String {
+    fn from(size: Size) -> Self {
+        size.text
     }
 }
 

@@ -142,6 +142,7 @@ async fn stop_at_last_call(server: &ScriptedServer, child: &Child) {
 async fn resume_writes_a_missing_result_file() {
     let last = finish("all done", &["out.txt"]).latency(Duration::from_secs(3));
     let (server, env) = served(Script::new().turn(command("echo hi > out.txt")).turn(last)).await;
+    let env = env.set("CANTLE_KEEP_DAYS", "0");
     let run = ["run", "Write", "--output-dir", "out"];
     let child = env.command(run).spawn().unwrap();
     stop_at_last_call(&server, &child).await;

@@ -6,6 +6,9 @@ use serde_json::Value;
 use crate::support::TestEnv;
 use crate::{command, finish};
 
+const RUNS: &str = ".local/state/cantle/runs";
+const WORKSPACES: &str = ".local/state/cantle/workspaces";
+
 async fn served(script: Script) -> (ScriptedServer, TestEnv) {
     let server = ScriptedServer::start(script).await.unwrap();
     let env = TestEnv::new().with_server(&server.url());
@@ -40,6 +43,7 @@ async fn finished_run_gets_another_task_with_its_conversation_and_delivered_file
         ))
         .turn(finish("The second answer.", &["sub/report.md"]));
     let (server, env) = served(script).await;
+    let env = env.set("CANTLE_KEEP_DAYS", "0");
     let first = env
         .run([
             "run",
@@ -79,6 +83,7 @@ async fn missing_delivered_files_are_named() {
         .turn(finish("Done.", &["a.md", "b.md"]))
         .turn(finish("Nothing to do.", &[]));
     let (server, env) = served(script).await;
+    let env = env.set("CANTLE_KEEP_DAYS", "0");
     env.run(["run", "Write", "--output-dir", "out"]).await;
     std::fs::remove_file(env.path("out/a.md")).unwrap();
     // A link is not what the run delivered.
@@ -190,4 +195,99 @@ async fn wrong_use_is_refused() {
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains(message), "{refused:?}");
     }
+}
+
+#[tokio::test]
+async fn finished_run_keeps_its_working_directory_for_another_task() {
+    let script = Script::new()
+        .turn(command("echo first > report.md; echo x > scratch"))
+        .turn(finish("The first answer.", &["report.md"]))
+        .turn(command("cat scratch >> report.md"))
+        .turn(finish("The second answer.", &["report.md"]));
+    let (server, env) = served(script).await;
+    let first = ["run", "Write a report", "--output-dir", "out"];
+    assert_eq!(env.run(first).await.code, Some(0));
+    let list = env.run(["runs", "list", "--json"]).await;
+    let runs: Value = serde_json::from_str(&list.stdout).unwrap();
+    assert!(runs[0]["workspace_bytes"].as_u64().unwrap() > 0, "{runs}");
+    let first = runs[0]["run"].as_str().unwrap();
+
+    // It has finished, so there is nothing to resume.
+    let resumed = env.run(["run", "--resume", first]).await;
+    assert_eq!(resumed.code, Some(2), "{resumed:?}");
+    assert!(resumed.stderr.contains("is finished"), "{resumed:?}");
+
+    let second = env.run(["run", "--continue", "last", "Extend it"]).await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert!(second.stderr.contains("in its sandbox"), "{second:?}");
+    assert_eq!(env.read("out/report.md"), "first\nx\n");
+    assert_contains(&last_messages(&server), "goes on in the same sandbox");
+
+    // The later run has the working directory now, which is there once.
+    assert_eq!(env.list(WORKSPACES).len(), 1);
+    env.run(["runs", "rm", first]).await;
+    assert_eq!(env.list(WORKSPACES).len(), 1);
+    env.run(["runs", "rm", "last"]).await;
+    assert_eq!(env.list(WORKSPACES), [""; 0]);
+}
+
+#[tokio::test]
+async fn working_directories_of_finished_runs_are_bounded_in_age_and_size() {
+    let mut script = Script::new();
+    for _ in 0..4 {
+        script = script
+            .turn(command("head -c 300000 /dev/zero > file"))
+            .turn(finish("Done.", &[]));
+    }
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let run = |flags: &'static [&'static str]| {
+        env.run(["run", "Write"].into_iter().chain(flags.iter().copied()))
+    };
+    assert_eq!(run(&[]).await.code, Some(0));
+    assert_eq!(env.list(WORKSPACES).len(), 1);
+    // One is not larger than the limit, two are.
+    let first = env.list(WORKSPACES);
+    assert_eq!(run(&["--keep-size", "500k"]).await.code, Some(0));
+    let second = env.list(WORKSPACES);
+    assert_eq!(second.len(), 1);
+    assert_ne!(first, second);
+    // Too large by itself, or not to be kept at all.
+    assert_eq!(run(&["--keep-size", "200k"]).await.code, Some(0));
+    assert_eq!(run(&["--keep-days", "0"]).await.code, Some(0));
+    assert_eq!(env.list(WORKSPACES), second);
+
+    let list = env.run(["runs", "list", "--json"]).await;
+    let runs: Value = serde_json::from_str(&list.stdout).unwrap();
+    let sizes: Vec<_> = runs
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| !run["workspace_bytes"].is_null())
+        .collect();
+    assert_eq!(sizes, [false, false, true, false]);
+
+    let kept = env.run(["gc"]).await;
+    assert_eq!(
+        (kept.code, env.list(WORKSPACES)),
+        (Some(0), second),
+        "{kept:?}"
+    );
+    // A week later.
+    let record = env
+        .path(RUNS)
+        .join(runs[2]["run"].as_str().unwrap())
+        .join("kept-sandbox.json");
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(8 * 24 * 3600);
+    std::fs::File::open(&record)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let pruned = env.run(["gc"]).await;
+    assert_eq!(
+        (pruned.code, env.list(WORKSPACES)),
+        (Some(0), vec![]),
+        "{pruned:?}"
+    );
+    assert!(!record.exists());
 }

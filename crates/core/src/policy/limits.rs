@@ -125,7 +125,7 @@ impl Limits {
         };
         let size = || match is_none {
             true => Ok(None),
-            false => bytes(value).map(Some).ok_or_else(|| {
+            false => parse_bytes(value).map(Some).ok_or_else(|| {
                 invalid("a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`")
             }),
         };
@@ -195,7 +195,8 @@ fn split_unit(text: &str, units: [(char, u32); 3]) -> (&str, u32) {
     found.unwrap_or((text, 1))
 }
 
-fn bytes(text: &str) -> Option<u64> {
+/// Parses a positive number of bytes such as `512k`, `2G` or `1048576`; units are powers of 1,024.
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let units = [('k', 1 << 10), ('m', 1 << 20), ('g', 1 << 30)];
     let lower = text.to_ascii_lowercase();
     let (digits, factor) = split_unit(&lower, units);

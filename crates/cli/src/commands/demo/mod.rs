@@ -88,6 +88,7 @@ impl PreparedDemo {
             workdir: None,
             key_advice: None,
             is_resumable: false,
+            retention: None,
             result_as_json: false,
             replay: None,
             verbose: false,

@@ -1,0 +1,263 @@
+//! The sandboxes of kept runs: which run has one, how it is opened, and how long that of a finished run stays.
+//!
+//! A sandbox belongs to the latest run that names it. That of a finished run is kept for another task, until it is too
+//! old or all of them are too large; a file in the run's directory says so.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, bail};
+use cantle::agent::{KeptRun, RunStore};
+use cantle::core::ids::RunId;
+use cantle::core::policy::{Policy, Strictness};
+use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind, SandboxHandle};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::backend;
+use crate::result_file::write_atomically;
+use crate::saved_settings::SavedSettings;
+use crate::settings::Retention;
+use crate::state_dir::StateDir;
+
+/// The file that says that the sandbox of a finished run is kept.
+const RECORD: &str = "kept-sandbox.json";
+
+/// Maximum number of files of a working directory that is kept.
+const MAX_FILES: usize = 1_000_000;
+
+/// The content of [`RECORD`].
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    directory: PathBuf,
+    size_bytes: u64,
+}
+
+impl Record {
+    fn read(directory: &Path) -> Option<Self> {
+        let json = fs::read(directory.join(RECORD)).ok()?;
+        serde_json::from_slice(&json).ok()
+    }
+}
+
+/// Whether the sandbox of this run, which has finished, was kept.
+pub(crate) fn is_kept_of_finished(run: &KeptRun) -> bool {
+    Record::read(&run.directory).is_some()
+}
+
+/// Returns the size of the kept working directory of a finished run. A later run may have changed it.
+pub(crate) fn size_of_finished(run: &KeptRun) -> Option<u64> {
+    let record = Record::read(&run.directory)?;
+    record.directory.exists().then_some(record.size_bytes)
+}
+
+/// Returns the size of a run's working directory, if this retention allows to keep it. Blocks.
+pub(crate) fn size_to_keep(state: &StateDir, run: RunId, retention: Retention) -> Option<u64> {
+    if retention.age.is_zero() {
+        return None;
+    }
+    let directory = directory_of(state.runs().get(run).ok()?.sandbox.as_ref()?)?;
+    let size_bytes = disk_usage(&directory).ok()?;
+    (size_bytes <= retention.size_bytes).then_some(size_bytes)
+}
+
+/// Records that the sandbox of a finished run is kept. Blocks.
+///
+/// # Errors
+/// If the record can't be written.
+pub(crate) fn record(state: &StateDir, run: RunId, size_bytes: u64) -> anyhow::Result<()> {
+    let kept = state.runs().get(run)?;
+    let directory = kept.sandbox.as_ref().and_then(directory_of);
+    let directory = directory.context("the run has no working directory of this machine")?;
+    let record = Record {
+        directory,
+        size_bytes,
+    };
+    let json = serde_json::to_vec(&record)?;
+    write_atomically(&kept.directory.join(RECORD), &json)
+}
+
+/// Returns the disk space of a directory. Links are not followed.
+fn disk_usage(directory: &Path) -> io::Result<u64> {
+    let mut pending = vec![directory.to_owned()];
+    let (mut blocks, mut files) = (0_u64, 0);
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            blocks = blocks.saturating_add(metadata.blocks());
+            files += 1;
+            if files > MAX_FILES {
+                return Err(io::Error::other("too many files"));
+            }
+            if metadata.is_dir() {
+                pending.push(entry.path());
+            }
+        }
+    }
+    // The unit of `st_blocks`.
+    Ok(blocks.saturating_mul(512))
+}
+
+/// The removed working directories, and those that could not be removed.
+#[derive(Debug, Default)]
+pub(crate) struct Pruned {
+    pub(crate) removed: Vec<PathBuf>,
+    pub(crate) failed: Vec<(PathBuf, String)>,
+}
+
+/// Removes the sandboxes of finished runs that are too old, and the oldest of those that are too large together.
+pub(crate) async fn prune(state: &StateDir, retention: Retention) -> Pruned {
+    let store = state.runs();
+    let mut pruned = Pruned::default();
+    let mut directories = HashSet::new();
+    let mut total = 0_u64;
+    for (run, path, written) in records(&store) {
+        let Some(record) = path.parent().and_then(Record::read) else {
+            continue;
+        };
+        // A later run that went on in it has counted it.
+        if directories.insert(record.directory.clone()) {
+            total = total.saturating_add(record.size_bytes);
+            let age = SystemTime::now()
+                .duration_since(written)
+                .unwrap_or_default();
+            if age < retention.age && total <= retention.size_bytes {
+                continue;
+            }
+            match remove_finished(&store, run).await {
+                Ok(true) => pruned.removed.push(record.directory),
+                Ok(false) => {}
+                Err(error) => {
+                    pruned.failed.push((record.directory, format!("{error:#}")));
+                    continue;
+                }
+            }
+            total = total.saturating_sub(record.size_bytes);
+        }
+        // Without it, the sandbox counts as removed.
+        let _ = fs::remove_file(path);
+    }
+    pruned
+}
+
+/// Returns the runs whose sandboxes are kept, latest first, with their records and the times of these.
+fn records(store: &RunStore) -> Vec<(RunId, PathBuf, SystemTime)> {
+    let entries = fs::read_dir(store.directory())
+        .into_iter()
+        .flatten()
+        .flatten();
+    let records = entries.filter_map(|entry| {
+        let run: RunId = entry.file_name().to_str()?.parse().ok()?;
+        let path = entry.path().join(RECORD);
+        let written = fs::symlink_metadata(&path).ok()?.modified().ok()?;
+        Some((run, path, written))
+    });
+    let mut records: Vec<_> = records.collect();
+    records.sort_by_key(|(run, ..)| std::cmp::Reverse(*run));
+    records
+}
+
+/// Removes the sandbox of a finished run, unless a later run has it; returns whether it did.
+async fn remove_finished(store: &RunStore, run: RunId) -> anyhow::Result<bool> {
+    let run = store.get(run)?;
+    if successor(store, &run)?.is_some() {
+        return Ok(false);
+    }
+    remove_sandbox(&run).await?;
+    Ok(true)
+}
+
+/// Removes the kept sandbox of a run, with its files.
+///
+/// # Errors
+/// If it is in use, or can't be removed.
+pub(crate) async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
+    match reattach(run).await? {
+        Some(sandbox) => Ok(sandbox.close().await?),
+        None => Ok(()),
+    }
+}
+
+/// Opens the kept sandbox of a run, unless it is gone.
+///
+/// # Errors
+/// If it is in use, or can't be opened.
+pub(crate) async fn reattach(run: &KeptRun) -> anyhow::Result<Option<Arc<dyn Sandbox>>> {
+    let Some(handle) = &run.sandbox else {
+        return Ok(None);
+    };
+    // Its files may belong to another user, which the run's policy determines.
+    let saved = SavedSettings::read(run.note.clone()).ok();
+    let mut policy = saved.map_or_else(Policy::default, |saved| saved.policy);
+    policy.strictness = Strictness::BestEffort;
+    let cx = SandboxContext::new(run.run, policy);
+    match backend::for_handle(handle)?.reattach(handle, cx).await {
+        Ok(sandbox) => Ok(Some(sandbox)),
+        Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(None),
+        Err(error) => Err(error).context("failed to open the run's working directory"),
+    }
+}
+
+/// Whether this is a sandbox of this machine whose directory is gone.
+pub(crate) fn is_directory_gone(handle: &SandboxHandle) -> bool {
+    directory_of(handle).is_some_and(|directory| !directory.exists())
+}
+
+/// Returns the directory of a local sandbox.
+pub(crate) fn directory_of(handle: &SandboxHandle) -> Option<PathBuf> {
+    let token: Value = serde_json::from_str(&handle.token).ok()?;
+    token.get("directory")?.as_str().map(PathBuf::from)
+}
+
+/// Returns the other runs that have this run's sandbox, too, latest first. Blocks.
+fn sharing(store: &RunStore, run: &KeptRun) -> anyhow::Result<Vec<RunId>> {
+    if run.sandbox.is_none() {
+        return Ok(Vec::new());
+    }
+    let (mut runs, _) = store.list()?;
+    runs.retain(|other| other.run != run.run && other.sandbox == run.sandbox);
+    Ok(runs.iter().map(|other| other.run).collect())
+}
+
+/// Whether another run has the sandbox of this one, too. Blocks.
+///
+/// # Errors
+/// If the store can't be read.
+pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
+    Ok(!sharing(store, run)?.is_empty())
+}
+
+/// Returns the later run that goes on in the sandbox of this one. Blocks.
+///
+/// # Errors
+/// If the store can't be read.
+pub(crate) fn successor(store: &RunStore, run: &KeptRun) -> anyhow::Result<Option<RunId>> {
+    let latest = sharing(store, run)?.into_iter().next();
+    Ok(latest.filter(|latest| *latest > run.run))
+}
+
+/// Checks that a run can be resumed in its sandbox: it has not finished, and no later run goes on there. Blocks.
+///
+/// # Errors
+/// If it can't.
+pub(crate) fn check_resumable(store: &RunStore, run: &KeptRun) -> anyhow::Result<()> {
+    let id = run.run;
+    if is_kept_of_finished(run) {
+        bail!(
+            "run {id} is finished; there is nothing left to do. To give it another task: cantle run --continue {id} \
+             \"…\""
+        );
+    }
+    match successor(store, run)? {
+        Some(later) => bail!(
+            "run {id} was continued by run {later}, which has its sandbox; resume or continue that one"
+        ),
+        None => Ok(()),
+    }
+}
