@@ -2,6 +2,7 @@
 //!
 //! Flags that can also be set in `cantle.toml` are declared in [`crate::settings`].
 
+mod chat;
 mod help;
 mod runs;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory as _, Parser as _};
 
+pub(crate) use self::chat::ChatArgs;
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
@@ -30,6 +32,7 @@ use crate::variables::VariableArgs;
     after_help = "\
 Start here:
   cantle demo                       a complete run on the files here, without a model
+  cantle chat                       a conversation about the files here
   cantle run --help                 how to choose a model, and all options of a run
   cantle exec -- wc -l /etc/passwd  one command in a sandbox
   cantle runs list                  kept runs, and which can be resumed
@@ -45,6 +48,7 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Run(Box<RunArgs>),
+    Chat(Box<ChatArgs>),
     Exec(ExecArgs),
     Python(PythonArgs),
     Demo(DemoArgs),

@@ -72,6 +72,13 @@ impl EarlierRun {
         })
     }
 
+    /// Replaces the conversation by a summary of it.
+    pub(crate) fn summarized(mut self, summary: &str) -> Self {
+        let text = format!("A summary of the conversation so far, which it replaces:\n\n{summary}");
+        self.conversation = vec![Message::user(text)];
+        self
+    }
+
     /// Returns the arguments of the run that goes on: those of the earlier run hold where none are given.
     pub(crate) fn complete(&self, args: &RunArgs) -> RunArgs {
         let (mut args, saved) = (args.clone(), &self.saved);

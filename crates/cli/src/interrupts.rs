@@ -37,13 +37,14 @@ impl Interrupts {
     }
 
     /// Cancels `token` at the first signal, and returns at the second.
-    pub(crate) async fn cancel_then_wait(mut self, token: &CancellationToken) {
+    pub(crate) async fn cancel_then_wait(&mut self, token: &CancellationToken) {
         self.next().await;
         token.cancel();
         self.next().await;
     }
 
-    async fn next(&mut self) {
+    /// Waits for a signal. Cancel-safe.
+    pub(crate) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {
             () = received(interrupt) => {}

@@ -5,6 +5,7 @@
 
 mod agent;
 mod agents_md;
+mod approvals;
 mod args;
 mod ask;
 mod backend;
@@ -21,6 +22,7 @@ mod extra_tools;
 mod images;
 mod interrupts;
 mod kept_sandbox;
+mod line_editor;
 mod mcp;
 mod output_dir;
 mod policy;
@@ -37,6 +39,7 @@ mod terminal;
 mod text;
 mod transcript;
 mod trust;
+mod typed_ahead;
 mod unfinished;
 mod variables;
 mod web;
@@ -50,6 +53,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
+use crate::commands::chat::Chat;
 use crate::commands::{demo, doctor, exec, gc, python, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
@@ -71,6 +75,11 @@ fn main() -> ExitCode {
         Command::Run(args) => {
             run::prepare(&args).and_then(|run| block_on(cancelled, |token| run.perform(token)))
         }
+        // It has interrupts of its own: the first one cancels a message.
+        Command::Chat(args) => Chat::prepare(*args).and_then(|chat| {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            on_runtime(&mut runtime, chat.perform())
+        }),
         Command::Demo(args) => {
             demo::prepare(args).and_then(|demo| block_on(cancelled, |token| demo.perform(token)))
         }
@@ -117,14 +126,9 @@ fn block_on_runtime<F>(
 where
     F: Future<Output = Result<u8, Failure>>,
 {
-    let runtime = runtime
-        .enable_all()
-        .build()
-        .context("failed to start the runtime")
-        .internal()?;
     let token = CancellationToken::new();
-    let result = runtime.block_on(async {
-        let interrupts = Interrupts::listen()?;
+    on_runtime(&mut runtime, async {
+        let mut interrupts = Interrupts::listen()?;
         tokio::select! {
             result = command(token.clone()) => result,
             () = interrupts.cancel_then_wait(&token) => {
@@ -137,7 +141,16 @@ where
                 Ok(interrupted)
             }
         }
-    });
+    })
+}
+
+fn on_runtime(
+    runtime: &mut tokio::runtime::Builder,
+    command: impl Future<Output = Result<u8, Failure>>,
+) -> Result<u8, Failure> {
+    let runtime = runtime.enable_all().build();
+    let runtime = runtime.context("failed to start the runtime").internal()?;
+    let result = runtime.block_on(command);
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     result
 }

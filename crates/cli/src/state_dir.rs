@@ -63,6 +63,11 @@ impl StateDir {
         RunStore::new(self.directory.join("runs"))
     }
 
+    /// Returns the file of what was typed in conversations.
+    pub(crate) fn chat_history(&self) -> PathBuf {
+        self.directory.join("chat-history")
+    }
+
     /// Returns the file that lists trusted directories.
     pub(crate) fn trust_record(&self) -> PathBuf {
         self.directory.join("trust.json")

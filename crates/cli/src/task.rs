@@ -26,9 +26,10 @@ use crate::replay::ReplayHooks;
 use crate::result_file;
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
-use crate::text::{clean, clean_json};
+use crate::text::{clean, clean_json, one_line};
+use crate::typed_ahead::TypedAhead;
 use crate::unfinished::Unfinished;
-use crate::working_copy::Workdir;
+use crate::working_copy::{Changes, Workdir};
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;
@@ -98,6 +99,24 @@ pub(crate) fn cancelled_early() -> Failure {
     )
 }
 
+/// A run that has ended, before its result is displayed.
+#[derive(Debug)]
+pub(crate) struct EndedRun {
+    pub(crate) outcome: Outcome,
+    summary: Summary,
+    code: Code,
+    /// The changes to the directory that it worked on.
+    changes: Option<Changes>,
+}
+
+impl EndedRun {
+    /// Returns the id of the run, if nothing remains to be done for it.
+    pub(crate) fn finished(&self) -> Option<RunId> {
+        let has_finished = self.outcome.error.is_none() && self.outcome.undelivered.is_empty();
+        has_finished.then_some(self.outcome.run)
+    }
+}
+
 impl Task {
     /// Runs the task, closes the session, and returns the exit code.
     pub(crate) async fn perform(
@@ -107,8 +126,29 @@ impl Task {
         mut user: Option<TerminalUser>,
         cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
+        let people = (&mut user, None);
+        let mut ended = self.run(&session, display, people, cancellation).await?;
+        let closed = self.close(session, ended.finished(), self.retention).await;
+        for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
+            display.note(&line).await;
+        }
+        let problem = closed.err().map(|error| error.to_string());
+        ended.summary.problems.extend(problem);
+        self.report(ended, display, user.as_ref()).await
+    }
+
+    /// Runs the task in a session, and saves its files.
+    pub(crate) async fn run(
+        &self,
+        session: &Session,
+        display: &mut Display,
+        (user, keys): (&mut Option<TerminalUser>, Option<&mut TypedAhead>),
+        cancellation: &CancellationToken,
+    ) -> Result<EndedRun, Failure> {
         let is_resumed = session.is_resumed();
-        let outcome = self.run(&session, display, &mut user, cancellation).await?;
+        let outcome = self
+            .drive(session, display, (user, keys), cancellation)
+            .await?;
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
         let mut code = match outcome.undelivered.is_empty() || !is_given {
             true => Code::from(outcome.status()),
@@ -164,27 +204,67 @@ impl Task {
         summary
             .problems
             .extend(ignored.err().map(|error| format!("{error:#}")));
-        let has_finished = is_complete && outcome.undelivered.is_empty();
-        let retention = self.retention.filter(|_| has_finished);
-        let closed = close(session, outcome.run, retention).await;
-        for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
-            display.note(&line).await;
-        }
-        summary
-            .problems
-            .extend(closed.err().map(|error| error.to_string()));
+        Ok(EndedRun {
+            outcome,
+            summary,
+            code,
+            changes,
+        })
+    }
 
-        let result = match &outcome.finish {
-            _ if !is_complete => None,
+    /// Closes the session. The sandbox of a finished run is kept as far as the retention allows.
+    pub(crate) async fn close(
+        &self,
+        session: Session,
+        finished: Option<RunId>,
+        retention: Option<Retention>,
+    ) -> Result<(), SessionError> {
+        let kept = finished.zip(retention).and_then(|(run, retention)| {
+            let state = StateDir::find().ok()?;
+            let size_bytes = kept_sandbox::size_to_keep(&state, run, retention)?;
+            Some((state, run, retention, size_bytes))
+        });
+        let Some((state, run, retention, size_bytes)) = kept else {
+            return session.close().await;
+        };
+        session.suspend().await?;
+        // Without a record, it stays until the run is removed.
+        let _ = kept_sandbox::record(&state, run, size_bytes);
+        // Those in use are removed later; `cantle gc` reports what can't be.
+        let _ = kept_sandbox::prune(&state, retention).await;
+        Ok(())
+    }
+
+    /// Returns the answer of a run that has ended.
+    pub(crate) fn answer(&self, outcome: &Outcome) -> Option<String> {
+        match &outcome.finish {
+            _ if outcome.error.is_some() => None,
             Some(finish) => Some(self.result(finish)),
             None => outcome.last_text().map(|text| clean(text.trim())),
-        };
+        }
+    }
+
+    /// Displays the result, has the user decide on the changes, and returns the exit code.
+    pub(crate) async fn report(
+        &self,
+        ended: EndedRun,
+        display: &mut Display,
+        user: Option<&TerminalUser>,
+    ) -> Result<u8, Failure> {
+        let EndedRun {
+            outcome,
+            summary,
+            mut code,
+            changes,
+        } = ended;
+        let is_complete = outcome.error.is_none();
+        let result = self.answer(&outcome);
         if let Err(error) = display.close(&summary, result.as_deref()).await {
             let error = anyhow::Error::new(error).context("failed to write the result");
             return Err(Failure::new(Code::Internal, error));
         }
         if let (Some(workdir), Some(changes)) = (&self.workdir, changes) {
-            let user = user.as_ref().filter(|_| is_complete);
+            let user = user.filter(|_| is_complete);
             let decided = workdir
                 .decide(changes, outcome.run, (user, is_complete), display.paint())
                 .await;
@@ -230,11 +310,11 @@ impl Task {
     }
 
     /// Runs the task, displays its events and answers its questions.
-    async fn run(
+    async fn drive(
         &self,
         session: &Session,
         display: &mut Display,
-        user: &mut Option<TerminalUser>,
+        (user, mut keys): (&mut Option<TerminalUser>, Option<&mut TypedAhead>),
         cancellation: &CancellationToken,
     ) -> Result<Outcome, Failure> {
         let mut run = if session.is_resumed() {
@@ -257,6 +337,15 @@ impl Task {
                     display.message("cancelling; interrupt again to exit immediately").await;
                 }
                 _ = ticks.tick(), if display.is_live() => display.redraw().await,
+                message = typed(&mut keys) => {
+                    let text = keys.as_ref().map(|keys| keys.text().to_owned());
+                    display.input(text.unwrap_or_default()).await;
+                    if let Some(message) = message {
+                        let line = format!("for the model's next turn: {}", one_line(&message));
+                        display.note(&line).await;
+                        control.say(message);
+                    }
+                }
                 question = next_question(user) => match (question, &*user) {
                     (Some(question), Some(user)) => {
                         // The model's explanation precedes the call that the question is about.
@@ -267,9 +356,16 @@ impl Task {
                             }
                         }
                         display.clear_live().await;
+                        // The user types the answer in the terminal's own mode.
+                        if let Some(keys) = keys.as_mut() {
+                            keys.pause();
+                        }
                         tokio::select! {
                             () = user.answer(&question) => {}
                             () = cancellation.cancelled() => {}
+                        }
+                        if let Some(keys) = keys.as_mut() {
+                            keys.resume();
                         }
                     }
                     _ => *user = None,
@@ -290,32 +386,18 @@ impl Task {
     }
 }
 
-/// Closes the session. The sandbox of a finished run is kept as far as the retention allows.
-async fn close(
-    session: Session,
-    run: RunId,
-    retention: Option<Retention>,
-) -> Result<(), SessionError> {
-    let kept = retention.and_then(|retention| {
-        let state = StateDir::find().ok()?;
-        let size_bytes = kept_sandbox::size_to_keep(&state, run, retention)?;
-        Some((state, retention, size_bytes))
-    });
-    let Some((state, retention, size_bytes)) = kept else {
-        return session.close().await;
-    };
-    session.suspend().await?;
-    // Without a record, it stays until the run is removed.
-    let _ = kept_sandbox::record(&state, run, size_bytes);
-    // Those in use are removed later; `cantle gc` reports what can't be.
-    let _ = kept_sandbox::prune(&state, retention).await;
-    Ok(())
-}
-
 /// Waits for the next question; forever without a user.
 async fn next_question(user: &mut Option<TerminalUser>) -> Option<Question> {
     match user {
         Some(user) => user.next_question().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the user has typed something, and returns a message that is complete; forever without keys.
+async fn typed(keys: &mut Option<&mut TypedAhead>) -> Option<String> {
+    match keys {
+        Some(keys) => keys.typed().await,
         None => std::future::pending().await,
     }
 }

@@ -1,5 +1,6 @@
 //! The subcommands, one module each.
 
+pub(crate) mod chat;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{
-    Agent, Approvals, Budget, Permission, ResumeOptions, RunStore, SessionOptions,
-};
+use cantle::agent::{Agent, Budget, ResumeOptions, RunStore, Session, SessionOptions};
 use cantle::backends::local::LocalBackend;
 use cantle::core::content::Content;
 use cantle::core::ids::RunId;
@@ -20,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::agents_md::{self, ProjectNotes};
+use crate::approvals;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
 use crate::backend::BackendArg;
@@ -90,8 +89,7 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
     match (&args.resume, &args.earlier) {
         (Some(name), _) => prepare_resume(args, name),
         (None, Some(name)) => {
-            let earlier = EarlierRun::find(name, args.fresh_sandbox).usage()?;
-            prepare_new(&earlier.complete(args), Some(earlier))
+            prepare_after(args, EarlierRun::find(name, args.fresh_sandbox).usage()?)
         }
         (None, None) if args.fresh_sandbox => {
             let message =
@@ -100,6 +98,11 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
         }
         (None, None) => prepare_new(args, None),
     }
+}
+
+/// Prepares a run that goes on from an earlier one.
+pub(crate) fn prepare_after(args: &RunArgs, earlier: EarlierRun) -> Result<PreparedRun, Failure> {
+    prepare_new(&earlier.complete(args), Some(earlier))
 }
 
 /// Prepares a new run, which may go on from an earlier one; `args` are complete then.
@@ -332,8 +335,8 @@ impl Definition<'_> {
             start.budget_mut().time = None;
             agent = agent.hooks(replay.clone());
         } else {
-            let approvals = approvals(self.approve).usage()?;
-            check_can_ask(&approvals, self.user.is_some()).usage()?;
+            let approvals = approvals::read(self.approve).usage()?;
+            approvals::check_can_ask(&approvals, self.user.is_some()).usage()?;
             let caller = Caller {
                 config: &config,
                 client: &client,
@@ -400,10 +403,36 @@ impl Definition<'_> {
     }
 }
 
+/// A run whose session is open.
+#[derive(Debug)]
+pub(crate) struct OpenRun {
+    pub(crate) session: Session,
+    pub(crate) task: Task,
+    pub(crate) user: Option<TerminalUser>,
+}
+
 impl PreparedRun {
     /// Runs the task, and returns the exit code.
-    pub(crate) async fn perform(mut self, cancellation: CancellationToken) -> Result<u8, Failure> {
+    pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
         let mut display = Display::new(self.display);
+        let OpenRun {
+            session,
+            task,
+            user,
+        } = self.open(&mut display, &cancellation).await?;
+        task.perform(session, &mut display, user, &cancellation)
+            .await
+    }
+
+    /// Opens the session.
+    ///
+    /// # Errors
+    /// If it can't be opened, or is cancelled; nothing remains of it then.
+    pub(crate) async fn open(
+        mut self,
+        display: &mut Display,
+        cancellation: &CancellationToken,
+    ) -> Result<OpenRun, Failure> {
         let copied = self.task.workdir.as_mut().map(Workdir::take).transpose();
         self.remarks.extend(copied.usage()?.unwrap_or_default());
         for remark in &self.remarks {
@@ -412,7 +441,7 @@ impl PreparedRun {
         let opened = match self.start {
             Start::New(options) => {
                 let open = |progress| self.agent.session(options.progress(progress));
-                task::open_session(open, &mut display, &cancellation).await
+                task::open_session(open, display, cancellation).await
             }
             Start::Resume {
                 store,
@@ -420,7 +449,7 @@ impl PreparedRun {
                 options,
             } => {
                 let open = |progress| self.agent.resume(&store, run, options.progress(progress));
-                task::open_session(open, &mut display, &cancellation).await
+                task::open_session(open, display, cancellation).await
             }
         };
         let session = opened.inspect_err(|_| {
@@ -447,9 +476,11 @@ impl PreparedRun {
             let _ = session.close().await;
             return Err(failure);
         }
-        self.task
-            .perform(session, &mut display, self.user, &cancellation)
-            .await
+        Ok(OpenRun {
+            session,
+            task: self.task,
+            user: self.user,
+        })
     }
 }
 
@@ -496,33 +527,6 @@ fn budget(args: &RunArgs) -> Budget {
     budget.time = args.budget_time;
     budget.tool_calls = args.budget_calls;
     budget
-}
-
-/// Without a terminal, a call that needs a decision would never run.
-fn check_can_ask(approvals: &Approvals, has_user: bool) -> anyhow::Result<()> {
-    if approvals.may_ask() && !has_user {
-        bail!(
-            "tool calls need approval (--approve), but no one can be asked: standard input or standard error is \
-             not a terminal. Give --approve a file of rules that allow or deny every call, or `never`"
-        );
-    }
-    Ok(())
-}
-
-/// Returns the approval rules of `--approve`.
-fn approvals(approve: Option<&str>) -> anyhow::Result<Approvals> {
-    match approve {
-        None | Some("never") => Ok(Approvals::allowing()),
-        Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
-        Some(path) => {
-            let text = read(Path::new(path)).with_context(|| {
-                format!("--approve takes `never`, `ask`, or a TOML file of rules, and `{path}` is none of them")
-            })?;
-            let text =
-                String::from_utf8(text).with_context(|| format!("{path} is not UTF-8 text"))?;
-            toml::from_str(&text).with_context(|| format!("invalid approval rules in {path}"))
-        }
-    }
 }
 
 /// Returns advice for the case that the provider refuses the key.

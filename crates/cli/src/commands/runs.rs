@@ -286,6 +286,12 @@ fn working_copy(run: &KeptRun) -> Option<WorkingCopy> {
     SavedSettings::read(run.note.clone()).ok()?.working_copy
 }
 
+/// Whether the changes of a run are applied to its directory.
+pub(crate) fn is_applied(run: &KeptRun) -> bool {
+    let changes = working_copy(run).and_then(|copy| copy.changes().ok().flatten());
+    changes.is_some_and(|changes| changes.status == Status::Applied)
+}
+
 /// Finds a run that no process works on.
 fn find_idle_run(state: &StateDir, name: &str) -> Result<KeptRun, Failure> {
     let run = state.find_run(name).usage()?;
@@ -302,7 +308,7 @@ fn check_idle(run: &KeptRun) -> Result<(), Failure> {
 }
 
 /// Applies the changes of a run, or does with them what `how` says.
-async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Result<u8, Failure> {
+pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Result<u8, Failure> {
     let run = find_idle_run(state, name)?;
     let Some(copy) = working_copy(&run) else {
         let message = format!("run {} did not work on a directory (--workdir)", run.run);

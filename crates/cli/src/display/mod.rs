@@ -30,7 +30,7 @@ pub(crate) use self::style::Paint;
 use self::style::Style;
 pub(crate) use self::summary::{Summary, status_text};
 use crate::args::DisplayArgs;
-use crate::text::clean;
+use crate::text::{clean, one_line};
 
 /// Displays a run.
 #[derive(Debug)]
@@ -42,6 +42,8 @@ pub(crate) struct Display {
     /// The running sub-agents.
     sub_agents: HashMap<RunId, RunView>,
     screen: Screen,
+    /// The line that the user types meanwhile.
+    input: String,
     started: Instant,
     stdout: Sink<Stdout>,
     stderr: Sink<Stderr>,
@@ -80,6 +82,7 @@ impl Display {
             view: RunView::default(),
             sub_agents: HashMap::new(),
             screen: Screen::default(),
+            input: String::new(),
             started: Instant::now(),
             stdout: Sink::new(tokio::io::stdout()),
             stderr: Sink::new(tokio::io::stderr()),
@@ -186,6 +189,12 @@ impl Display {
         }
     }
 
+    /// Displays the line that the user types meanwhile.
+    pub(crate) async fn input(&mut self, text: String) {
+        self.input = one_line(&text);
+        self.redraw().await;
+    }
+
     /// Removes the live lines, so that other code can write to the terminal.
     pub(crate) async fn clear_live(&mut self) {
         let cleared = self.screen.clear();
@@ -197,7 +206,19 @@ impl Display {
         let (now, style) = (self.started.elapsed(), self.style());
         let output = match style.columns {
             Some(columns) => {
-                let live = self.view.live_lines(now, style);
+                let mut live = self.view.live_lines(now, style);
+                if !self.input.is_empty() {
+                    // The end of a long line, where the user types.
+                    let skipped = self
+                        .input
+                        .chars()
+                        .count()
+                        .saturating_sub(columns.saturating_sub(4));
+                    live.push(format!(
+                        "> {}",
+                        self.input.chars().skip(skipped).collect::<String>()
+                    ));
+                }
                 self.screen.draw(text, &live, columns)
             }
             None => text.to_owned(),

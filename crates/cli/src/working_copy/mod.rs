@@ -22,7 +22,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::changes::Status;
+pub(crate) use self::changes::{Changes, Status};
 pub(crate) use self::review::{apply, revert, summary};
 pub(crate) use self::workdir::Workdir;
 use crate::environment::variable;

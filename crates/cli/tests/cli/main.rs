@@ -9,6 +9,7 @@
     reason = "clippy exempts test functions only, not their helpers"
 )]
 
+mod chat;
 mod crash_recovery;
 mod demo;
 mod demo_report;

@@ -1,0 +1,67 @@
+//! The command line of `cantle chat`: that of a run, without what makes no sense in a conversation.
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use super::RunArgs;
+
+/// Flags of `cantle run` that a conversation has not.
+const WITHOUT: [&str; 8] = [
+    "record",
+    "replay",
+    "resume",
+    "no_keep",
+    "json",
+    "quiet",
+    "schema",
+    "overwrite",
+];
+
+/// The arguments of `cantle chat`.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatArgs(pub(crate) RunArgs);
+
+impl Args for ChatArgs {
+    fn augment_args(command: Command) -> Command {
+        let mut command = RunArgs::augment_args(command)
+            .mut_arg("task", |task| {
+                task.index(1).required(false).help("The first message").long_help(None::<&str>)
+            })
+            .mut_arg("more", |more| more.index(2))
+            .after_long_help(None::<&str>)
+            .about(
+                "A conversation at the terminal: each message is a task that goes on from the one before",
+            )
+            .long_about(
+                "A conversation at the terminal: each message is a task that goes on from the one before.\n\nTakes the \
+                 flags of `cantle run`. Ctrl-C cancels a message, and twice leaves. What you type while the model works \
+                 is sent with its next turn. `/help` lists the commands.",
+            );
+        for name in WITHOUT {
+            command = command.mut_arg(name, |arg| arg.hide(true));
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ChatArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        if let Some(name) = WITHOUT.iter().find(|name| is_given(name)) {
+            let message = format!("cantle chat has no --{}\n", name.replace('_', "-"));
+            return Err(clap::Error::raw(
+                clap::error::ErrorKind::UnknownArgument,
+                message,
+            ));
+        }
+        RunArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}

@@ -1,0 +1,451 @@
+//! `cantle chat`: a conversation at the terminal.
+//!
+//! Each message is a kept run. As long as nothing about the agent changes, the runs follow each other in one session;
+//! otherwise the next one continues the latest like `cantle run --continue`.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use cantle::agent::KeptRun;
+use cantle::core::content::Content;
+use cantle::core::escape::for_decision;
+use cantle::core::ids::RunId;
+use cantle::core::message::history;
+use cantle::core::sandbox::{FileKind, SandboxExt as _, SandboxPath};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::run::{self, OpenRun};
+use super::{print, runs};
+use crate::approvals;
+use crate::args::{ApplyArgs, ChatArgs, RunArgs};
+use crate::config::RunConfig;
+use crate::display::Display;
+use crate::earlier_run::EarlierRun;
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::interrupts::Interrupts;
+use crate::line_editor::{Line, LineEditor};
+use crate::settings::Retention;
+use crate::state_dir::StateDir;
+use crate::text::{clean, dollars, one_line, plural, size};
+use crate::transcript;
+use crate::typed_ahead::TypedAhead;
+
+const PROMPT: &str = "> ";
+
+const HELP: &str = "\
+/help              this list
+/cost              tokens and cost of this conversation
+/files             delivered files, and files of the working directory
+/diff              the latest changes of --workdir
+/undo              put back the files of the latest changes that were applied
+/approve [RULES]   which calls need approval: never, ask or a file of rules
+/model [NAME]      the model from now on
+/compact           replace the conversation by a summary that the model writes
+/save FILE         save the conversation: as Markdown, or with .json as a history
+/quit              leave; `cantle chat --continue last` goes on
+
+Alt-Enter, or a backslash before Enter, begins a new line. Ctrl-C cancels a message; twice, or Ctrl-D, leaves.
+What you type while the model works is sent with its next turn.
+";
+
+const COMMANDS: [&str; 10] = [
+    "/help", "/cost", "/files", "/diff", "/undo", "/approve", "/model", "/compact", "/save",
+    "/quit",
+];
+
+const SUMMARIZE: &str = "Write a summary of this conversation for yourself: it replaces the conversation. Keep what the \
+                         user wants, what was decided and why, what was done, the files and their state, and what is \
+                         open. Do nothing else, and finish with the summary as the reason.";
+
+/// Maximum number of files that are listed.
+const MAX_LISTED: usize = 100;
+
+/// Keeps every sandbox of this conversation, until it ends.
+const KEEP: Retention = Retention {
+    age: Duration::MAX,
+    size_bytes: u64::MAX,
+};
+
+/// A conversation.
+pub(crate) struct Chat {
+    args: RunArgs,
+    state: StateDir,
+    editor: LineEditor,
+    /// The open session.
+    open: Option<OpenRun>,
+    /// The latest run of the open session, if it has finished.
+    finished: Option<RunId>,
+    /// The runs of this conversation.
+    runs: Vec<RunId>,
+    /// Delivered files with their sizes.
+    delivered: Vec<(PathBuf, u64)>,
+    /// The summary that replaces the conversation.
+    summary: Option<String>,
+    /// Text that was typed and not sent.
+    typed: String,
+    code: u8,
+}
+
+/// The next step of a conversation.
+enum Next {
+    Read,
+    Send(String),
+    Leave,
+}
+
+impl Chat {
+    /// Checks the arguments and the terminal.
+    ///
+    /// # Errors
+    /// If there is no terminal, or a setting is invalid or missing.
+    pub(crate) fn prepare(args: ChatArgs) -> Result<Self, Failure> {
+        let ChatArgs(mut args) = args;
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() || !io::stderr().is_terminal()
+        {
+            let message = "cantle chat needs a terminal; a script can use cantle run --continue";
+            return Err(anyhow!(message)).usage();
+        }
+        let state = StateDir::find().usage()?;
+        // The directory of the history.
+        let _backend = state.backend().usage()?;
+        match &args.earlier {
+            Some(name) => args.earlier = Some(state.find_run(name).usage()?.run.to_string()),
+            None => drop(RunConfig::resolve(&args.settings, None)?),
+        }
+        let editor = LineEditor::new(&COMMANDS, Some(state.chat_history())).internal()?;
+        Ok(Self {
+            args,
+            state,
+            editor,
+            open: None,
+            finished: None,
+            runs: Vec::new(),
+            delivered: Vec::new(),
+            summary: None,
+            typed: String::new(),
+            code: Code::Finished as u8,
+        })
+    }
+
+    /// Converses until the user leaves, and returns the exit code of the latest message.
+    pub(crate) async fn perform(mut self) -> Result<u8, Failure> {
+        let mut interrupts = Interrupts::listen()?;
+        let mut next = match self.args.task.take() {
+            Some(message) => Next::Send(message),
+            None => {
+                print("Write a message, or /help.\n")?;
+                Next::Read
+            }
+        };
+        loop {
+            next = match next {
+                Next::Read => tokio::select! {
+                    line = self.read() => line?,
+                    () = interrupts.next() => Next::Leave,
+                },
+                Next::Send(message) => {
+                    if self.send(&message, &mut interrupts).await? {
+                        Next::Read
+                    } else {
+                        return Ok(Code::Cancelled as u8);
+                    }
+                }
+                Next::Leave => break,
+            };
+        }
+        self.close(None).await;
+        if let Some(run) = self.runs.last() {
+            print(format!("To go on: cantle chat --continue {run}\n"))?;
+        }
+        Ok(self.code)
+    }
+
+    /// Reads a message or performs a command.
+    async fn read(&mut self) -> Result<Next, Failure> {
+        let mut was_interrupted = false;
+        let line = loop {
+            let typed = std::mem::take(&mut self.typed);
+            match self.editor.read(PROMPT, typed).await.internal()? {
+                Line::Entered(line) => break line,
+                Line::Interrupted if !was_interrupted => {
+                    print("(Ctrl-C again leaves)\n")?;
+                    was_interrupted = true;
+                }
+                Line::Interrupted | Line::End => return Ok(Next::Leave),
+            }
+        };
+        let line = line.trim();
+        if line.is_empty() {
+            return Ok(Next::Read);
+        }
+        self.editor.remember(line);
+        let Some(command) = line.strip_prefix('/') else {
+            return Ok(Next::Send(line.to_owned()));
+        };
+        let (name, rest) = command
+            .split_once(char::is_whitespace)
+            .unwrap_or((command, ""));
+        let performed = match (name, rest.trim()) {
+            ("help", "") => Ok(HELP.to_owned()),
+            ("quit" | "exit", "") => return Ok(Next::Leave),
+            ("cost", "") => self.cost(),
+            ("files", "") => self.files().await,
+            ("diff", "") => return self.apply(self.runs.last().copied(), "diff").await,
+            ("undo", "") => return self.apply(self.latest_applied(), "undo").await,
+            ("approve", "") => Ok(format!(
+                "{}\n",
+                self.args.approve.as_deref().unwrap_or("never")
+            )),
+            ("approve", rules) => self.set_approvals(rules).await,
+            ("model", "") => self.model(),
+            ("model", name) => self.set_model(name).await,
+            ("compact", "") if self.runs.is_empty() => Ok("There is no conversation yet.\n".into()),
+            ("compact", "") => return Ok(Next::Send(SUMMARIZE.to_owned())),
+            ("save", file) if !file.is_empty() => self.save(Path::new(file)),
+            _ => Err(anyhow!(
+                "there is no command `{}`; /help lists them",
+                one_line(line)
+            )),
+        };
+        match performed {
+            Ok(text) => print(text)?,
+            Err(error) => print(format!("{}\n", clean(&format!("{error:#}"))))?,
+        }
+        Ok(Next::Read)
+    }
+
+    /// Sends a message, and displays what follows. Returns whether the conversation goes on.
+    async fn send(&mut self, message: &str, interrupts: &mut Interrupts) -> Result<bool, Failure> {
+        let token = CancellationToken::new();
+        let performed = tokio::select! {
+            performed = self.perform_message(message, &token) => performed,
+            () = interrupts.cancel_then_wait(&token) => {
+                print("\n")?;
+                return Ok(false);
+            }
+        };
+        match performed {
+            Ok(code) => self.code = code,
+            Err(failure) => {
+                // The conversation goes on in a new session.
+                self.code = failure.code;
+                print(format!("cantle: {}\n", clean(&failure.to_string())))?;
+                // So that the message can be sent again.
+                if message != SUMMARIZE && self.typed.is_empty() {
+                    self.typed = message.to_owned();
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn perform_message(
+        &mut self,
+        message: &str,
+        token: &CancellationToken,
+    ) -> Result<u8, Failure> {
+        let mut display = Display::new(self.args.display);
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => self.open(message, &mut display, token).await?,
+        };
+        if !self.runs.is_empty() {
+            open.task.content = Content::from(message);
+        }
+        let OpenRun {
+            session,
+            task,
+            user,
+        } = &mut open;
+        let mut typed = TypedAhead::begin().ok().filter(|_| display.is_live());
+        let ended = task
+            .run(session, &mut display, (user, typed.as_mut()), token)
+            .await?;
+        self.typed = typed.map(TypedAhead::end).unwrap_or_default();
+        let outcome = &ended.outcome;
+        self.runs.push(outcome.run);
+        let saved = outcome.outputs.saved.iter();
+        self.delivered
+            .extend(saved.map(|file| (file.path.clone(), file.size_bytes)));
+        let is_summary = message == SUMMARIZE;
+        if is_summary {
+            self.summary = task.answer(outcome);
+        }
+        let has_workdir = task.workdir.is_some();
+        self.finished = ended.finished();
+        let code = task.report(ended, &mut display, user.as_ref()).await;
+        self.open = Some(open);
+        // The next message begins on a new copy of the directory, or with the summary.
+        if has_workdir || is_summary {
+            self.close(Some(KEEP)).await;
+        }
+        code
+    }
+
+    /// Opens a session that goes on from the latest run.
+    async fn open(
+        &mut self,
+        message: &str,
+        display: &mut Display,
+        token: &CancellationToken,
+    ) -> Result<OpenRun, Failure> {
+        let latest = self.runs.last().map(ToString::to_string);
+        let mut args = self.args.clone();
+        args.task = Some(message.to_owned());
+        args.earlier = latest.or(args.earlier);
+        let prepared = match &args.earlier {
+            Some(name) => {
+                let mut earlier = EarlierRun::find(name, args.fresh_sandbox).usage()?;
+                if let Some(summary) = &self.summary {
+                    earlier = earlier.summarized(summary);
+                }
+                run::prepare_after(&args, earlier)?
+            }
+            None => run::prepare(&args)?,
+        };
+        let open = prepared.open(display, token).await?;
+        self.summary = None;
+        // They have been part of the first message.
+        self.args.image.clear();
+        self.args.history = None;
+        self.args.inputs.input.clear();
+        Ok(open)
+    }
+
+    /// Closes the session, and keeps its sandbox as the retention or else the settings say.
+    async fn close(&mut self, retention: Option<Retention>) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let settings = open.task.retention;
+        let retention = settings.map(|settings| retention.unwrap_or(settings));
+        let closed = open.task.close(open.session, self.finished, retention);
+        if let Err(error) = closed.await {
+            let _ = print(format!("cantle: {}\n", clean(&error.to_string())));
+        }
+    }
+
+    fn kept_runs(&self) -> impl Iterator<Item = KeptRun> {
+        let store = self.state.runs();
+        self.runs.iter().filter_map(move |run| store.get(*run).ok())
+    }
+
+    fn cost(&self) -> anyhow::Result<String> {
+        let (mut count, mut tokens, mut cost_usd) = (0, 0, None);
+        for run in self.kept_runs() {
+            count += 1;
+            tokens += run.tokens;
+            cost_usd = match (cost_usd, run.cost_usd) {
+                (Some(sum), Some(cost)) => Some(sum + cost),
+                (sum, cost) => sum.or(cost),
+            };
+        }
+        let cost = cost_usd.map_or_else(|| "cost unknown".to_owned(), dollars);
+        let messages = plural(count, "message", "messages");
+        Ok(format!("{messages} · {tokens} tokens · {cost}\n"))
+    }
+
+    async fn files(&self) -> anyhow::Result<String> {
+        let mut text = String::new();
+        for (path, size_bytes) in &self.delivered {
+            let path = for_decision(&path.display().to_string());
+            let _ = writeln!(text, "delivered  {path}  {}", size(*size_bytes));
+        }
+        let session = self.open.as_ref().map(|open| &open.session);
+        if let Some(sandbox) = session.and_then(|session| session.sandbox()) {
+            let walk = sandbox.walk(&SandboxPath::new(".")?, MAX_LISTED).await?;
+            for (path, entry) in &walk.entries {
+                let kind = match entry.kind {
+                    FileKind::Directory => "/".to_owned(),
+                    FileKind::Symlink => "  link".to_owned(),
+                    _ => format!("  {}", size(entry.size_bytes)),
+                };
+                let _ = writeln!(text, "sandbox    {}{kind}", for_decision(&path.to_string()));
+            }
+            if walk.is_truncated {
+                let _ = writeln!(text, "sandbox    … and more");
+            }
+        }
+        if text.is_empty() {
+            text.push_str("There are no files.\n");
+        }
+        Ok(text)
+    }
+
+    /// Returns the latest run whose changes are applied.
+    fn latest_applied(&self) -> Option<RunId> {
+        let mut runs: Vec<_> = self.kept_runs().collect();
+        runs.reverse();
+        runs.iter()
+            .find(|run| runs::is_applied(run))
+            .map(|run| run.run)
+    }
+
+    /// Shows or reverts the changes of a run.
+    async fn apply(&self, run: Option<RunId>, what: &str) -> Result<Next, Failure> {
+        let Some(run) = run else {
+            print("There are no changes of --workdir to show or to put back.\n")?;
+            return Ok(Next::Read);
+        };
+        let how = ApplyArgs {
+            diff: what == "diff",
+            revert: what == "undo",
+            reject: false,
+        };
+        if let Err(failure) = runs::apply(&self.state, &run.to_string(), how).await {
+            print(format!("{}\n", clean(&failure.to_string())))?;
+        }
+        Ok(Next::Read)
+    }
+
+    async fn set_approvals(&mut self, rules: &str) -> anyhow::Result<String> {
+        approvals::read(Some(rules))?;
+        self.args.approve = Some(rules.to_owned());
+        self.close(Some(KEEP)).await;
+        Ok(format!("From now on: {}\n", one_line(rules)))
+    }
+
+    fn model(&self) -> anyhow::Result<String> {
+        let latest = self.kept_runs().last().map(|run| run.model);
+        let given = self.args.settings.flags.get("model");
+        let given = given.and_then(Value::as_str).map(str::to_owned);
+        let model = given.or(latest).unwrap_or_else(|| "as set".to_owned());
+        Ok(format!("{}\n", one_line(&model)))
+    }
+
+    async fn set_model(&mut self, name: &str) -> anyhow::Result<String> {
+        self.args
+            .settings
+            .flags
+            .insert("model".to_owned(), Value::from(name));
+        self.close(Some(KEEP)).await;
+        Ok(format!("From now on: {}\n", one_line(name)))
+    }
+
+    fn save(&self, file: &Path) -> anyhow::Result<String> {
+        let Some(latest) = self.runs.last() else {
+            bail!("there is no conversation yet");
+        };
+        let store = self.state.runs();
+        let text = match file.extension().is_some_and(|name| name == "json") {
+            true => history::to_json(&store.conversation(*latest)?)?,
+            false => {
+                let mut text = String::new();
+                for run in &self.runs {
+                    text.push_str(&transcript::markdown(&store.events(*run)?));
+                    text.push('\n');
+                }
+                text.into_bytes()
+            }
+        };
+        let mut options = std::fs::File::options();
+        let created = options.write(true).create_new(true).open(file);
+        let written = created.and_then(|mut created| io::Write::write_all(&mut created, &text));
+        written.with_context(|| format!("{} can't be written", file.display()))?;
+        Ok(format!("Saved {}\n", file.display()))
+    }
+}

@@ -1,0 +1,277 @@
+//! Conversations: `cantle chat` at a terminal.
+
+use std::process::Stdio;
+
+use cantle_testkit::openai::{Script, ScriptedServer};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, Exited, TestEnv, wait_for_exit};
+use crate::{command, finish};
+
+/// The end of the prompt, as the editor draws it.
+const PROMPT: &str = "> ";
+
+/// A program at a terminal of its own.
+struct Terminal {
+    child: Child,
+    shown: String,
+}
+
+impl Terminal {
+    /// Starts `cantle chat`; `None` without `script(1)`.
+    fn chat(env: &TestEnv, args: &str) -> Option<Self> {
+        let mut script = env.command_of("script");
+        let line = format!(
+            "stty columns 100; exec \"{}\" chat {args}",
+            env!("CARGO_BIN_EXE_cantle")
+        );
+        script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+        let Ok(child) = script.stdin(Stdio::piped()).spawn() else {
+            eprintln!("SKIPPED: script(1) is not installed");
+            return None;
+        };
+        Some(Self {
+            child,
+            shown: String::new(),
+        })
+    }
+
+    /// Waits until the text was displayed, after what was waited for before.
+    async fn shows(&mut self, text: &str) -> String {
+        let stdout = self.child.stdout.as_mut().unwrap();
+        let mut bytes = std::mem::take(&mut self.shown).into_bytes();
+        let reading = async {
+            loop {
+                let shown = String::from_utf8_lossy(&bytes).into_owned();
+                if let Some((before, after)) = shown.split_once(text) {
+                    return (before.to_owned(), after.to_owned());
+                }
+                let mut chunk = [0; 4096];
+                let count = stdout.read(&mut chunk).await.unwrap();
+                assert!(count > 0, "no {text:?} in {shown:?}");
+                bytes.extend(&chunk[..count]);
+            }
+        };
+        let reading = timeout(DEADLINE, reading).await;
+        let Ok((before, after)) = reading else {
+            panic!(
+                "no {text:?} in time in {:?}",
+                String::from_utf8_lossy(&bytes)
+            );
+        };
+        self.shown = after;
+        before
+    }
+
+    async fn types(&mut self, keys: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        stdin.write_all(keys.as_bytes()).await.unwrap();
+        stdin.flush().await.unwrap();
+    }
+
+    /// Types a line once the prompt is there.
+    async fn enters(&mut self, line: &str) {
+        self.shows(PROMPT).await;
+        self.types(&format!("{line}\r")).await;
+    }
+
+    async fn ended(self) -> Exited {
+        let mut exited = wait_for_exit(self.child).await;
+        exited.stdout.insert_str(0, &self.shown);
+        exited
+    }
+}
+
+async fn served(script: Script) -> (ScriptedServer, TestEnv) {
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .set("NO_COLOR", "1")
+        .set("TERM", "xterm");
+    (server, env)
+}
+
+async fn runs(env: &TestEnv) -> Vec<Value> {
+    let list = env.run(["runs", "list", "--json"]).await;
+    serde_json::from_str(&list.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn messages_share_the_conversation_and_the_sandbox() {
+    let script = Script::new()
+        .turn(command("echo one > notes"))
+        .turn(finish("First answer.", &[]))
+        .turn(command("cat notes; echo two >> notes"))
+        .turn(finish("Second answer.", &["notes"]))
+        .turn(command("cat notes"))
+        .turn(finish("Third answer.", &[]));
+    let (server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "'Take a note'") else {
+        return;
+    };
+    chat.shows("First answer.").await;
+    chat.enters("And another").await;
+    let shown = chat.shows("Second answer.").await;
+    assert!(shown.contains("│ one"), "{shown:?}");
+    chat.enters("/cost").await;
+    chat.shows("2 messages · ").await;
+    chat.enters("/files").await;
+    chat.shows("delivered  cantle-out/").await;
+    chat.shows("sandbox    notes").await;
+    chat.enters("/fil\t\u{15}/nonsense").await;
+    chat.shows("there is no command `/nonsense`").await;
+    chat.enters("/save talk.md").await;
+    chat.shows("Saved talk.md").await;
+    chat.enters("/quit").await;
+    let shown = chat.shows("To go on: cantle chat --continue ").await;
+    assert!(!shown.contains("cantle: "), "{shown:?}");
+    assert_eq!(chat.ended().await.code, Some(0));
+
+    let saved = env.read("talk.md");
+    assert!(
+        saved.contains("First answer.") && saved.contains("Second answer."),
+        "{saved}"
+    );
+    let history = env.read(".local/state/cantle/chat-history");
+    assert!(history.contains("And another"), "{history}");
+
+    // Later, in another process: the conversation and the files are still there.
+    let mut chat = Terminal::chat(&env, "--continue last 'And now?'").unwrap();
+    let shown = chat.shows("Third answer.").await;
+    assert!(shown.contains("│ two"), "{shown:?}");
+    chat.shows(PROMPT).await;
+    chat.types("\u{4}").await;
+    assert_eq!(chat.ended().await.code, Some(0));
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    for text in ["Take a note", "First answer.", "And another", "And now?"] {
+        assert!(request.contains(text), "{text}: {request}");
+    }
+    assert_eq!(runs(&env).await.len(), 3);
+}
+
+#[tokio::test]
+async fn interrupt_cancels_the_message_and_the_conversation_goes_on() {
+    let script = Script::new()
+        .turn(command("echo begun; sleep 1000"))
+        .turn(finish("Went on.", &[]));
+    let (server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "Wait") else {
+        return;
+    };
+    chat.shows("begun").await;
+    chat.types("\u{3}").await;
+    chat.shows("cancelled").await;
+    chat.enters("Something else").await;
+    chat.shows("Went on.").await;
+    chat.shows(PROMPT).await;
+    chat.types("\u{3}").await;
+    chat.shows("Ctrl-C again leaves").await;
+    chat.shows(PROMPT).await;
+    chat.types("\u{3}").await;
+    chat.ended().await;
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    assert!(request.contains("Something else"), "{request}");
+}
+
+#[tokio::test]
+async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
+    let script = Script::new()
+        .turn(command("sleep 1"))
+        .turn(command("echo approved"))
+        .turn(finish("Done.", &[]));
+    let (server, env) = served(script).await;
+    let rules = "default = \"allow\"\n[[rule]]\ntool = \"code_exec\"\narguments = { cmd = \"echo*\" }\npermission = \"ask\"\n";
+    env.write("rules.toml", rules);
+    let Some(mut chat) = Terminal::chat(&env, "--approve rules.toml Work") else {
+        return;
+    };
+    chat.shows("sleep 1").await;
+    // A message, and the beginning of another, which looks like an answer.
+    chat.types("also count\ry").await;
+    chat.shows("for the model's next turn: also count").await;
+    chat.shows("Run this command?").await;
+    chat.shows("> ").await;
+    chat.types("n not now\n").await;
+    chat.shows("Done.").await;
+    // The text that was not sent can be edited.
+    let shown = chat.shows("> y").await;
+    assert!(!shown.contains("│ approved"), "{shown:?}");
+    chat.types("\u{15}/quit\r").await;
+    chat.ended().await;
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    assert!(request.contains("also count"), "{request}");
+    assert!(request.contains("not now"), "{request}");
+}
+
+#[tokio::test]
+async fn summary_and_another_model_go_on_in_the_same_sandbox() {
+    // The script goes by the length of the conversation, so it begins anew after the summary.
+    let script = Script::new()
+        .turn(command("cat notes; echo one > notes"))
+        .turn(finish("An answer.", &[]))
+        .turn(finish("The user wants notes; one is taken.", &[]));
+    let (server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "'Take a note'") else {
+        return;
+    };
+    chat.shows("An answer.").await;
+    chat.enters("/compact").await;
+    chat.shows("one is taken.").await;
+    chat.enters("/model other").await;
+    chat.shows("From now on: other").await;
+    chat.enters("And now?").await;
+    let shown = chat.shows("An answer.").await;
+    assert!(shown.contains("model other"), "{shown:?}");
+    assert!(shown.contains("│ one"), "{shown:?}");
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let last = server.requests().pop().unwrap().body();
+    assert_eq!(last["model"], "other");
+    let request = last["messages"].to_string();
+    assert!(request.contains("one is taken."), "{request}");
+    assert!(!request.contains("Take a note"), "{request}");
+}
+
+#[tokio::test]
+async fn changes_of_a_directory_are_applied_and_undone() {
+    let script = Script::new()
+        .turn(command("echo changed > file"))
+        .turn(finish("Changed.", &[]))
+        .turn(command("cat file"))
+        .turn(finish("Looked.", &[]));
+    let (_server, env) = served(script).await;
+    env.write("project/file", "as it was\n");
+    let Some(mut chat) = Terminal::chat(&env, "--workdir project 'Change it'") else {
+        return;
+    };
+    chat.shows("Apply").await;
+    chat.shows("> ").await;
+    chat.types("y\n").await;
+    chat.shows(PROMPT).await;
+    assert_eq!(env.read("project/file"), "changed\n");
+    chat.types("Look\r").await;
+    let shown = chat.shows("Looked.").await;
+    assert!(shown.contains("│ changed"), "{shown:?}");
+    chat.enters("/undo").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    assert_eq!(env.read("project/file"), "as it was\n");
+}
+
+#[tokio::test]
+async fn without_a_terminal_it_is_refused() {
+    let env = TestEnv::new()
+        .set("CANTLE_MODEL", "m")
+        .set("CANTLE_API_KEY", "k");
+    let refused = env.run(["chat", "Hello"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("needs a terminal"), "{refused:?}");
+    let refused = env.run(["chat", "--json", "Hello"]).await;
+    assert!(
+        refused.stderr.contains("cantle chat has no --json"),
+        "{refused:?}"
+    );
+}
