@@ -16,6 +16,7 @@ mod connection;
 mod deferred;
 mod handler;
 mod http;
+mod http_server;
 mod limits;
 mod names;
 mod provider;
@@ -24,5 +25,6 @@ mod server;
 mod stdio;
 
 pub use self::config::{InvalidMcpConfig, McpServer};
+pub use self::http_server::HttpToolServer;
 pub use self::provider::McpTools;
 pub use self::server::serve_stdio;

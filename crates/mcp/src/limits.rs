@@ -23,6 +23,8 @@ pub(crate) const MAX_IMAGES: usize = 8;
 pub(crate) const MAX_QUESTIONS: usize = 16;
 /// Maximum number of calls of a client that run at the same time.
 pub(crate) const MAX_SERVED_CALLS: usize = 16;
+/// Maximum number of sessions of a principal over HTTP.
+pub(crate) const MAX_SERVED_SESSIONS: usize = 64;
 
 /// Returns the beginning of a text.
 pub(crate) fn clip(text: &str, max_chars: usize) -> String {

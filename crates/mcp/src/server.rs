@@ -8,6 +8,7 @@ use cantle_core::content::{Content, Part};
 use cantle_core::ids::RunId;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use futures_util::FutureExt as _;
+use http::request::Parts;
 use rmcp::ServerHandler;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
@@ -43,9 +44,15 @@ pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -
     }
 }
 
+/// The header with the id of a session over HTTP.
+pub(crate) const SESSION: &str = "mcp-session-id";
+
+/// The tools of a client.
 #[derive(Debug)]
-struct ToolServer {
+pub(crate) struct ToolServer {
     tools: Vec<DynTool>,
+    /// Over HTTP, the tools of requests without a session.
+    shared: Option<Arc<[DynTool]>>,
     run: RunId,
     calls: Semaphore,
 }
@@ -54,8 +61,26 @@ impl ToolServer {
     fn new(tools: Vec<DynTool>) -> Self {
         Self {
             tools,
+            shared: None,
             run: RunId::new(),
             calls: Semaphore::new(MAX_SERVED_CALLS),
+        }
+    }
+
+    /// A server over HTTP: `tools` are those of its session, and `shared` those of requests without one.
+    pub(crate) fn over_http(tools: Vec<DynTool>, shared: Arc<[DynTool]>) -> Self {
+        let mut server = Self::new(tools);
+        server.shared = Some(shared);
+        server
+    }
+
+    /// Returns the tools of a request.
+    fn tools(&self, cx: &RequestContext<RoleServer>) -> &[DynTool] {
+        let request = cx.extensions.get::<Parts>();
+        let has_session = request.is_some_and(|request| request.headers.contains_key(SESSION));
+        match &self.shared {
+            Some(shared) if !has_session => shared,
+            _ => &self.tools,
         }
     }
 
@@ -109,7 +134,8 @@ impl ServerHandler for ToolServer {
         request: CallToolRequestParams,
         cx: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Some(tool) = self.tools.iter().find(|tool| tool.name() == request.name) else {
+        let mut tools = self.tools(&cx).iter();
+        let Some(tool) = tools.find(|tool| tool.name() == request.name) else {
             let name = clip(&request.name, 100);
             let message = format!("there is no tool `{name}`");
             return Err(ErrorData::invalid_params(message, None));

@@ -68,6 +68,10 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping")
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Adds a machine-readable code.
     pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);

@@ -32,6 +32,7 @@ mod connections;
 mod control;
 mod envd;
 mod error;
+mod extension;
 mod fleet;
 mod gateway;
 mod keys;
@@ -41,6 +42,10 @@ mod settings;
 mod tasks;
 mod unread_body;
 
+pub use axum::body::Body;
+
 pub use self::error::{ServeError, ServeErrorKind};
+pub use self::extension::{Extension, ExtensionClient};
+pub use self::fleet::SandboxPlace;
 pub use self::server::{Server, ServerBuilder};
 pub use self::settings::ServerLimits;

@@ -20,6 +20,7 @@ use crate::api_error::ApiError;
 use crate::connections;
 use crate::control;
 use crate::error::{ServeError, ServeErrorKind};
+use crate::extension::Extensions;
 use crate::fleet::Fleet;
 use crate::gateway;
 use crate::settings::Settings;
@@ -29,6 +30,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     fleet: Arc<Fleet>,
+    extensions: Arc<Extensions>,
 }
 
 impl fmt::Debug for Server {
@@ -48,7 +50,11 @@ impl Server {
         ServerBuilder::new(backend)
     }
 
-    async fn bind(settings: Settings, address: SocketAddr) -> Result<Self, ServeError> {
+    async fn bind(
+        settings: Settings,
+        extensions: Extensions,
+        address: SocketAddr,
+    ) -> Result<Self, ServeError> {
         let failed = |error| {
             let message = format!("failed to listen on {address}: {error}");
             ServeError::new(ServeErrorKind::Bind, message)
@@ -59,6 +65,7 @@ impl Server {
             listener,
             address,
             fleet: Fleet::open(settings).await?,
+            extensions: Arc::new(extensions),
         })
     }
 
@@ -95,7 +102,7 @@ impl Server {
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), ServeError> {
         let fleet = &self.fleet;
         let dispatcher = Arc::new(Dispatcher {
-            control: control::Control::new(Arc::clone(fleet)),
+            control: control::Control::new(Arc::clone(fleet), Arc::clone(&self.extensions)),
             fleet: Arc::clone(fleet),
         });
         let accounts = Arc::clone(&fleet.accounts);
@@ -103,7 +110,13 @@ impl Server {
             let dispatcher = Arc::clone(&dispatcher);
             async move { dispatcher.answer(request).await }
         };
-        connections::serve(self.listener, accounts, shutdown, answer, fleet.stop()).await
+        let stop = async {
+            for extension in self.extensions.values() {
+                extension.stop().await;
+            }
+            fleet.stop().await
+        };
+        connections::serve(self.listener, accounts, shutdown, answer, stop).await
     }
 }
 

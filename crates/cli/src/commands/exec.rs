@@ -62,12 +62,16 @@ pub(crate) async fn perform(
     closed.map(|()| code)
 }
 
+/// Returns the context of a new sandbox, with progress on standard error.
+pub(super) fn context(policy: &Policy) -> SandboxContext {
+    SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(ProgressLines))
+}
+
 pub(super) async fn open(
     backend: &BackendArg,
     policy: &Policy,
 ) -> Result<Arc<dyn Sandbox>, Failure> {
-    let context =
-        || SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(ProgressLines));
+    let context = || context(policy);
     let opened = backend.open(LocalBackend::new()).usage()?;
     let opened = match opened.open(context()).await {
         // The command needs no shell, so it may run without one.

@@ -1,17 +1,20 @@
 //! `cantle mcp`: a sandbox for an MCP client, or the servers of an `mcp.json`, tried.
 
+mod over_http;
 mod tools;
 
 use std::fmt::Write as _;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::tool::{OpenContext, ToolProvider as _};
 use cantle::mcp::{McpServer, serve_stdio};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::over_http::McpExtension;
 use self::tools::SandboxTools;
 use super::exec::failure;
 use super::print;
@@ -35,7 +38,8 @@ pub(crate) async fn perform(args: McpArgs, cancellation: CancellationToken) -> R
 async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Failure> {
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
-    let tools = SandboxTools::new(backend, policy).usage()?;
+    let backend = backend.open(LocalBackend::new()).usage()?;
+    let tools = SandboxTools::new(backend, policy, None);
     let served = serve_stdio(tools.list(), cancellation).await;
     let closed = tools.close().await;
     served.context("failed to serve MCP").internal()?;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -13,6 +14,7 @@ use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
+use super::mcp::McpExtension;
 use super::print;
 use crate::args::ServeArgs;
 use crate::backend;
@@ -53,8 +55,10 @@ pub(crate) async fn perform(
     limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
     let max_sandboxes = limits.sandboxes;
     raise_open_files();
+    let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
     let mut builder = Server::builder(backend)
         .policy(policy)
+        .extension("/mcp", Arc::new(mcp))
         .limits(limits)
         .state_directory(state.server());
     for key in &keys {

@@ -28,6 +28,7 @@ mod recordings;
 mod resume;
 mod run;
 mod serve;
+mod serve_mcp;
 mod settings;
 mod sub_agents;
 #[path = "../support/mod.rs"]

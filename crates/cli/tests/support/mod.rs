@@ -241,7 +241,7 @@ pub(crate) fn send(child: &Child, signal: Signal) {
 }
 
 /// Waits until a condition holds.
-async fn until(condition: impl Fn() -> bool) {
+pub(crate) async fn until(condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(10)).await;

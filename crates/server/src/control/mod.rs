@@ -30,6 +30,7 @@ use crate::address;
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::{self, BodyError};
 use crate::connections;
+use crate::extension::{ExtensionClient, Extensions};
 use crate::fleet::{Fleet, Member};
 use cantle_core::principal::PrincipalId;
 
@@ -44,6 +45,7 @@ const IDLE: Duration = Duration::from_secs(30);
 pub(crate) struct Control {
     fleet: Arc<Fleet>,
     router: TowerToHyperService<Router>,
+    extensions: Arc<Extensions>,
 }
 
 /// State shared by the handlers.
@@ -102,7 +104,7 @@ impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
 }
 
 impl Control {
-    pub(crate) fn new(fleet: Arc<Fleet>) -> Self {
+    pub(crate) fn new(fleet: Arc<Fleet>, extensions: Arc<Extensions>) -> Self {
         let state = ControlState {
             fleet: Arc::clone(&fleet),
             idempotency: Arc::default(),
@@ -144,6 +146,7 @@ impl Control {
         Self {
             fleet,
             router: TowerToHyperService::new(router),
+            extensions,
         }
     }
 
@@ -153,13 +156,18 @@ impl Control {
             return StatusCode::NO_CONTENT.into_response();
         }
         let settings = &self.fleet.settings;
+        let extension = self.extensions.get(request.uri().path());
         // If any key is accepted, only the host check keeps cross-origin pages out.
-        if settings.keys.is_empty() && !address::is_own_host(&request, settings.domain.as_deref()) {
+        let checks_host = settings.keys.is_empty() || extension.is_some();
+        if checks_host && !address::is_own_host(&request, settings.domain.as_deref()) {
             let message = "this server answers only requests to its own host names";
             return ApiError::new(StatusCode::FORBIDDEN, message).into_response();
         }
-        let key = request.headers().get("x-api-key");
-        let key = key.and_then(|key| key.to_str().ok()).unwrap_or_default();
+        let headers = request.headers();
+        let header = |name| headers.get(name)?.to_str().ok();
+        let bearer = || header("authorization")?.strip_prefix("Bearer ");
+        let key = header("x-api-key").or_else(|| bearer().filter(|_| extension.is_some()));
+        let key = key.unwrap_or_default();
         let Some(owner) = settings.keys.owner(key) else {
             return unauthorized().into_response();
         };
@@ -168,6 +176,10 @@ impl Control {
             .is_err()
         {
             return ApiError::too_many_connections().into_response();
+        }
+        if let Some(extension) = extension {
+            let client = ExtensionClient::new(owner, &self.fleet);
+            return extension.answer(client, request).await;
         }
         request.extensions_mut().insert(owner);
         match self.router.call(request).await {

@@ -7,6 +7,7 @@ mod member;
 mod store;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -71,9 +72,15 @@ pub(crate) struct Fleet {
 }
 
 /// The place of a running sandbox, and its descriptors.
-pub(crate) struct SandboxPlace {
+pub struct SandboxPlace {
     _place: Lease,
     _descriptors: Lease,
+}
+
+impl fmt::Debug for SandboxPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SandboxPlace").finish_non_exhaustive()
+    }
 }
 
 impl Fleet {
@@ -148,7 +155,7 @@ impl Fleet {
     }
 
     /// Takes the place of a running sandbox.
-    fn take_place(&self, owner: &PrincipalId) -> ApiResult<SandboxPlace> {
+    pub(crate) fn take_place(&self, owner: &PrincipalId) -> ApiResult<SandboxPlace> {
         let place = self.accounts.sandboxes.take(owner, 1);
         let place = place.map_err(|exhausted| match exhausted {
             Exhausted::Principal(limit) => ApiError::quota_exceeded(format!(

@@ -12,6 +12,7 @@ use cantle_core::secret::SecretText;
 
 use super::Server;
 use crate::error::{ServeError, ServeErrorKind};
+use crate::extension::{Extension, Extensions};
 use crate::keys::Keys;
 use crate::settings::{ServerLimits, Settings, machine_memory_bytes};
 
@@ -23,6 +24,7 @@ const DEFAULT_TEMPLATE: &str = "base";
 #[derive(Clone)]
 pub struct ServerBuilder {
     settings: Settings,
+    extensions: Extensions,
 }
 
 impl fmt::Debug for ServerBuilder {
@@ -50,6 +52,7 @@ impl ServerBuilder {
                 user: "user".to_owned(),
                 machine_memory_bytes: machine_memory_bytes(),
             },
+            extensions: Extensions::new(),
         }
     }
 
@@ -97,6 +100,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Adds a service at a path such as `/mcp`, for clients with a key: as `X-API-KEY`, or as a bearer token.
+    /// Only requests to the server's own host names reach it.
+    pub fn extension(mut self, path: impl Into<String>, service: Arc<dyn Extension>) -> Self {
+        self.extensions.insert(path.into(), service);
+        self
+    }
+
     /// Sets the name of the user that the backend's commands run as; `user` by default.
     pub fn user(mut self, name: impl Into<String>) -> Self {
         self.settings.user = name.into();
@@ -115,6 +125,6 @@ impl ServerBuilder {
             let message = format!("{address} can be reached by others, so that a key is needed");
             return Err(ServeError::new(ServeErrorKind::KeyNeeded, message));
         }
-        Server::bind(self.settings, address).await
+        Server::bind(self.settings, self.extensions, address).await
     }
 }

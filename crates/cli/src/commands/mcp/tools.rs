@@ -1,28 +1,29 @@
-//! The tools that `cantle mcp` serves. They share a sandbox, which the first call opens.
+//! The tools that MCP clients get. They share a sandbox, which the first call opens.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use cantle::backends::local::LocalBackend;
 use cantle::core::content::{Content, Part};
 use cantle::core::ids::RunId;
 use cantle::core::policy::Policy;
 use cantle::core::sandbox::{
-    ByteRange, FileKind, Sandbox, SandboxError, SandboxExt as _, SandboxPath,
+    Backend, ByteRange, FileKind, Sandbox, SandboxError, SandboxExt as _, SandboxPath,
 };
 use cantle::core::tool::{DynTool, OpenContext, ToolContext, ToolError, ToolOutput, ToolProvider};
 use cantle::python::{Interpreter, PythonTool};
 use cantle::tools::CodeExec;
+use cantle_server::{ExtensionClient, SandboxPlace};
 use futures_util::StreamExt as _;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::backend::BackendArg;
 use crate::commands::exec;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -32,21 +33,37 @@ const MAX_READ_BYTES: u64 = 40_000;
 /// Maximum number of files that one call lists.
 const MAX_LISTED: usize = 500;
 
+/// The time without a call after which the sandbox of a server's client is closed, and the interval of looking.
+const IDLE: Duration = Duration::from_secs(600);
+const IDLE_CHECK: Duration = Duration::from_secs(10);
+
 /// The tools, and the sandbox that they share.
 #[derive(Clone)]
 pub(super) struct SandboxTools(Arc<Inner>);
 
 struct Inner {
-    backend: BackendArg,
+    backend: Arc<dyn Backend>,
     policy: Policy,
     commands: CodeExec,
     python: PythonTool,
+    /// The client of a server, which counts its sandboxes.
+    client: Option<ServedClient>,
     state: Mutex<State>,
+}
+
+/// A client of a server.
+#[derive(Clone, Debug)]
+pub(super) struct ServedClient {
+    pub(super) client: ExtensionClient,
+    /// Waited for when the server stops.
+    pub(super) _open: TaskTrackerToken,
 }
 
 enum State {
     Unopened,
     Open(Arc<Opened>),
+    /// Closed after some time without a call, which the client does not know yet.
+    Expired,
     Closed,
 }
 
@@ -55,6 +72,22 @@ struct Opened {
     sandbox: Arc<dyn Sandbox>,
     commands: CodeExec,
     python: DynTool,
+    _place: Option<SandboxPlace>,
+}
+
+impl Drop for Inner {
+    /// Closes the sandbox of a session that has ended.
+    fn drop(&mut self) {
+        let state = std::mem::replace(self.state.get_mut(), State::Closed);
+        if let (State::Open(opened), Ok(runtime)) = (state, Handle::try_current()) {
+            let client = self.client.take();
+            runtime.spawn(async move {
+                // Whatever remains is removed by `cantle gc` or when a server starts.
+                let _ = opened.sandbox.close().await;
+                drop(client);
+            });
+        }
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -99,19 +132,20 @@ struct ListParams {
 
 impl SandboxTools {
     /// Creates tools for a sandbox of `backend`.
-    ///
-    /// # Errors
-    /// As [`BackendArg::open`].
-    pub(super) fn new(backend: BackendArg, policy: Policy) -> anyhow::Result<Self> {
-        let opened = backend.open(LocalBackend::new())?;
-        let interpreter = Interpreter::new(Arc::clone(&opened)).policy(policy.clone());
-        Ok(Self(Arc::new(Inner {
-            backend,
-            commands: CodeExec::new(opened).policy(policy.clone()),
+    pub(super) fn new(
+        backend: Arc<dyn Backend>,
+        policy: Policy,
+        client: Option<ServedClient>,
+    ) -> Self {
+        let interpreter = Interpreter::new(Arc::clone(&backend)).policy(policy.clone());
+        Self(Arc::new(Inner {
+            commands: CodeExec::new(Arc::clone(&backend)).policy(policy.clone()),
             python: PythonTool::new(interpreter).images(true),
+            backend,
             policy,
+            client,
             state: Mutex::new(State::Unopened),
-        })))
+        }))
     }
 
     /// Returns the tools.
@@ -155,7 +189,7 @@ impl SandboxTools {
         let mut state = self.0.state.lock().await;
         match std::mem::replace(&mut *state, State::Closed) {
             State::Open(opened) => opened.sandbox.close().await,
-            State::Unopened | State::Closed => Ok(()),
+            State::Unopened | State::Expired | State::Closed => Ok(()),
         }
     }
 
@@ -186,18 +220,59 @@ impl SandboxTools {
         match &*state {
             State::Open(opened) => return Ok(Arc::clone(opened)),
             State::Closed => return Err(ToolError::failed("The sandbox is closed.")),
+            State::Expired => {
+                *state = State::Unopened;
+                let message = "The sandbox was closed because it had not been used for 10 minutes. Its files, variables \
+                               and processes are gone; the next call opens a new one.";
+                return Err(ToolError::failed(message));
+            }
             State::Unopened => {}
         }
-        let opened = exec::open(&self.0.backend, &self.0.policy).await;
-        let sandbox = opened.map_err(|failure| ToolError::failed(failure.to_string()))?;
+        let client = self.0.client.as_ref();
+        let place = client.map(|served| served.client.take_place()).transpose();
+        let place = place.map_err(ToolError::failed)?;
+        let opened = self.0.backend.open(exec::context(&self.0.policy)).await;
+        let sandbox = opened.map_err(|error| {
+            let advice = error.advice().unwrap_or_default();
+            ToolError::failed(format!("{error}. {advice}"))
+        })?;
         exec::report(sandbox.info(), false).await;
         let opened = Arc::new(Opened {
             python: tool_in(&self.0.python, &sandbox, run).await?,
             commands: self.0.commands.clone(),
             sandbox,
+            _place: place,
         });
         *state = State::Open(Arc::clone(&opened));
+        if self.0.client.is_some() {
+            let closing = close_when_idle(Arc::downgrade(&self.0), Arc::downgrade(&opened));
+            tokio::spawn(closing);
+        }
         Ok(opened)
+    }
+}
+
+/// Closes a sandbox that no call has used for some time.
+async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>) {
+    let mut used = Instant::now();
+    loop {
+        tokio::time::sleep(IDLE_CHECK).await;
+        let Some(tools) = tools.upgrade() else {
+            return;
+        };
+        let mut state = tools.state.lock().await;
+        let Some(opened) = opened.upgrade() else {
+            return;
+        };
+        // This function, the state and each call.
+        if Arc::strong_count(&opened) > 2 {
+            used = Instant::now();
+        } else if used.elapsed() >= IDLE {
+            *state = State::Expired;
+            // Whatever remains is removed when a server starts.
+            let _ = opened.sandbox.close().await;
+            return;
+        }
     }
 }
 

@@ -1,0 +1,81 @@
+//! Tools for MCP clients over HTTP (streamable HTTP).
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::tool::DynTool;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio_util::sync::CancellationToken;
+
+use crate::limits::MAX_SERVED_SESSIONS;
+use crate::server::{SESSION, ToolServer};
+
+/// The time without messages after which a session ends. Calls have to end before.
+const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// Tools for the MCP clients of one principal over HTTP.
+///
+/// A client of a protocol with sessions has tools of its own in each session, from the handshake to the end of the session, or
+/// until it was silent for two hours. Later protocols have no sessions: all their calls have the same tools. It
+/// answers requests of any path, and requests from web pages (`Origin`) are refused. Host and authentication are to be
+/// checked before.
+pub struct HttpToolServer {
+    service: StreamableHttpService<ToolServer, LocalSessionManager>,
+    sessions: Arc<LocalSessionManager>,
+}
+
+impl HttpToolServer {
+    /// Creates a server. `tools` returns the tools of a new session, and `shared` are those of clients without sessions. Cancelling `cancellation`
+    /// ends all sessions.
+    pub fn new(
+        tools: impl Fn() -> Vec<DynTool> + Send + Sync + 'static,
+        shared: Vec<DynTool>,
+        cancellation: CancellationToken,
+    ) -> Self {
+        let mut sessions = LocalSessionManager::default();
+        sessions.session_config.keep_alive = Some(IDLE);
+        let sessions = Arc::new(sessions);
+        let config = StreamableHttpServerConfig::default()
+            .disable_allowed_hosts()
+            .enforce_origin_validation()
+            .with_cancellation_token(cancellation);
+        let shared: Arc<[DynTool]> = shared.into();
+        let server =
+            move || Ok::<_, io::Error>(ToolServer::over_http(tools(), Arc::clone(&shared)));
+        Self {
+            service: StreamableHttpService::new(server, Arc::clone(&sessions), config),
+            sessions,
+        }
+    }
+
+    /// Answers a request.
+    pub async fn answer<B>(&self, request: Request<B>) -> Response<BoxBody<Bytes, Infallible>>
+    where
+        B: http_body::Body<Error: fmt::Display, Data: Send> + Send + 'static,
+    {
+        let may_begin =
+            request.method() == Method::POST && !request.headers().contains_key(SESSION);
+        if may_begin && self.sessions.sessions.read().await.len() >= MAX_SERVED_SESSIONS {
+            let message = format!("you have {MAX_SERVED_SESSIONS} sessions: end some (DELETE)\n");
+            let body = BoxBody::new(Full::from(message).map_err(|never| match never {}));
+            let mut response = Response::new(body);
+            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            return response;
+        }
+        self.service.handle(request).await
+    }
+}
+
+impl fmt::Debug for HttpToolServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpToolServer").finish_non_exhaustive()
+    }
+}
