@@ -33,6 +33,7 @@
 #[macro_use]
 mod text;
 
+pub mod code;
 pub mod content;
 pub mod escape;
 pub mod estimate;

@@ -1,11 +1,9 @@
 //! The result of executed code.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cantle_core::code::{CodeError, RichResult};
 use cantle_core::sandbox::{Artifacts, Captured, Enforcement, ExitStatus, SpillFile};
-use serde::Deserialize;
-use serde_json::Value;
 
 /// The result of one piece of code.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +24,7 @@ pub struct Execution {
     /// Displayed values, in order. One-shot runs have none.
     pub results: Vec<RichResult>,
     /// The exception of a kernel's call; a one-shot run has its traceback in `stderr`.
-    pub error: Option<PythonError>,
+    pub error: Option<CodeError>,
     /// The files that changed between start and end, if the interpreter collects them. Overlapping calls in one
     /// sandbox may both report a file.
     pub artifacts: Artifacts,
@@ -60,39 +58,6 @@ pub enum ExecutionOutcome {
     SetupFailed,
     /// It was only analysed.
     NotExecuted,
-}
-
-/// A displayed value in the formats that it has, by E2B's names: `text`, `html`, `markdown`, `svg`, `png`, `jpeg`, `pdf`,
-/// `latex`, `json`, `javascript`, `data`, `chart`. Binary formats are in base64. Code can display anything, so the
-/// formats are untrusted.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[non_exhaustive]
-pub struct RichResult {
-    /// Whether it is the value of the last expression.
-    #[serde(default, rename = "main")]
-    pub is_main: bool,
-    /// The formats by name.
-    #[serde(rename = "data")]
-    pub formats: BTreeMap<String, Value>,
-}
-
-impl RichResult {
-    /// Returns the plain text.
-    pub fn text(&self) -> Option<&str> {
-        self.formats.get("text")?.as_str()
-    }
-}
-
-/// An exception that ended a call.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[non_exhaustive]
-pub struct PythonError {
-    /// The name of its class.
-    pub name: String,
-    /// Its message.
-    pub value: String,
-    /// The traceback, with frames of the user's code only.
-    pub traceback: String,
 }
 
 impl Execution {

@@ -1,13 +1,13 @@
 //! The interpreter: configuration, and sessions in a sandbox.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
+use cantle_core::code::{CodeObserver, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
@@ -17,20 +17,13 @@ use cantle_core::sandbox::{
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
+use crate::discovery::{Python, find_python};
 use crate::execution::{Execution, ExecutionOutcome};
 use crate::kernel::{CallLimits, Kernel, LOST_VARIABLES};
 use crate::source::SourceFacts;
 
 /// Runs code from standard input with a traceback of the user's frames.
 const ONE_SHOT: &str = include_str!("one_shot.py");
-/// Prints the version; Python 2 can run it, too.
-const VERSION: &str =
-    "import sys; sys.stdout.write('cantle-python %d.%d.%d' % sys.version_info[:3])";
-const MIN_VERSION: (u8, u8) = (3, 9);
-const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum size of a script that is searched for the programs that it needs, and of their number.
-const MAX_SCRIPT_BYTES: u64 = 64 * 1024;
-const MAX_SCRIPT_PATHS: usize = 8;
 /// Maximum number of contexts of a session, each of which is a process.
 const MAX_CONTEXTS: usize = 64;
 /// Maximum number of files that artifacts are looked for among.
@@ -198,14 +191,6 @@ pub struct PythonSession {
     latest_walk: Mutex<Option<Arc<Walk>>>,
 }
 
-/// A usable Python 3.
-struct Python {
-    /// Its name or path in the sandbox.
-    program: String,
-    /// Its minor version.
-    minor: u8,
-}
-
 #[derive(Default)]
 struct ContextState {
     kernel: Option<Kernel>,
@@ -303,6 +288,7 @@ impl PythonSession {
         let limits = CallLimits {
             timeout: self.settings.timeout,
             cancellation,
+            environment: BTreeMap::new(),
         };
         self.execute_within(limits, context, code, observer).await
     }
@@ -319,6 +305,26 @@ impl PythonSession {
             Ok(python) => python,
             Err(refused) => return Ok(refused),
         };
+        let mut collector = Collector {
+            observer,
+            results: Vec::new(),
+        };
+        let executed = self.execute_in(python, limits, context, "", code, &mut collector);
+        let mut execution = executed.await?;
+        execution.results = collector.results;
+        Ok(execution)
+    }
+
+    /// Executes code that has been checked. A context that is not running starts in `directory`.
+    pub(crate) async fn execute_in(
+        &self,
+        python: &str,
+        limits: CallLimits,
+        context: &str,
+        directory: &str,
+        code: &str,
+        observer: &mut dyn CodeObserver,
+    ) -> Result<Execution, SandboxError> {
         let Some(state) = self.context(context).await else {
             let note = format!("A session has at most {MAX_CONTEXTS} contexts; close one first.");
             return Ok(Execution::new(ExecutionOutcome::Refused).with_note(note));
@@ -328,13 +334,16 @@ impl PythonSession {
         // Taken, so that a dropped call drops the kernel with it.
         let (mut kernel, is_new) = match state.kernel.take() {
             Some(kernel) => (kernel, false),
-            None => match Kernel::start(&*self.sandbox, python, self.settings.figures).await? {
-                Ok(kernel) => (kernel, true),
-                Err(reason) => {
-                    let note = format!("Python did not start: {reason}");
-                    return Ok(Execution::new(ExecutionOutcome::SetupFailed).with_note(note));
+            None => {
+                let figures = self.settings.figures;
+                match Kernel::start(&*self.sandbox, python, figures, directory).await? {
+                    Ok(kernel) => (kernel, true),
+                    Err(reason) => {
+                        let note = format!("Python did not start: {reason}");
+                        return Ok(Execution::new(ExecutionOutcome::SetupFailed).with_note(note));
+                    }
                 }
-            },
+            }
         };
         let had_run = std::mem::replace(&mut state.has_run, true);
         let (mut execution, is_usable) = kernel.execute(code, &limits, observer).await?;
@@ -378,8 +387,7 @@ impl PythonSession {
 
     /// Returns the Python for this code, or the execution of code that is not started.
     async fn prepare(&self, code: &str) -> Result<Result<&str, Execution>, SandboxError> {
-        let found = self.python.get_or_try_init(|| self.find_python()).await?;
-        let python = match found {
+        let python = match self.python().await? {
             Ok(python) => python,
             Err(reason) => {
                 let failed = Execution::new(ExecutionOutcome::SetupFailed).with_note(reason);
@@ -393,57 +401,11 @@ impl PythonSession {
         })
     }
 
-    async fn find_python(&self) -> Result<Result<Python, String>, SandboxError> {
-        let configured = self.settings.python.as_deref();
-        let candidates = configured.map_or(vec!["python3", "python"], |python| vec![python]);
-        let mut problem = None;
-        for candidate in candidates {
-            let request =
-                SpawnRequest::argv([candidate, "-c", VERSION]).with_timeout(DISCOVERY_TIMEOUT);
-            let output = match self.sandbox.run(request).await {
-                Ok(output) => output,
-                Err(error) => match error.kind() {
-                    SandboxErrorKind::NotFound
-                    | SandboxErrorKind::PermissionDenied
-                    | SandboxErrorKind::NotADirectory
-                    | SandboxErrorKind::InvalidInput => continue,
-                    _ => return Err(error),
-                },
-            };
-            let printed = output.stdout.text();
-            let Some(version) = printed.strip_prefix("cantle-python ") else {
-                let stderr: String = output.stderr.text().trim().chars().take(300).collect();
-                problem = Some(format!(
-                    "`{candidate}` is no working Python ({}): {stderr}",
-                    output.exit.status
-                ));
-                continue;
-            };
-            let mut numbers = version
-                .split('.')
-                .map_while(|number| number.parse::<u8>().ok());
-            let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-            if (major, minor) >= MIN_VERSION {
-                let program = candidate.to_owned();
-                return Ok(Ok(Python { program, minor }));
-            }
-            let version: String = version.chars().take(40).collect();
-            problem = Some(format!(
-                "`{candidate}` is Python {version}, and at least 3.9 is needed."
-            ));
-        }
-        let missing = match configured {
-            Some(python) => format!("There is no Python `{python}` in the sandbox."),
-            None => "There is no Python (`python3`) in the sandbox.".to_owned(),
-        };
-        let hidden = hidden_python(configured.unwrap_or("python3"));
-        let hint = match hidden.filter(|_| self.sandbox.info().backend == "local") {
-            Some(roots) => format!(
-                " This machine has one that the sandbox can't see: allow `{roots}` and name its program."
-            ),
-            None => String::new(),
-        };
-        Ok(Err(problem.unwrap_or(missing) + &hint))
+    /// Returns the Python of the sandbox, or why there is none.
+    pub(crate) async fn python(&self) -> Result<&Result<Python, String>, SandboxError> {
+        self.python
+            .get_or_try_init(|| find_python(&*self.sandbox, self.settings.python.as_deref()))
+            .await
     }
 
     /// Lists the working directory, to tell what a call of the tool changed; `None` if that takes too long.
@@ -498,80 +460,23 @@ impl PythonSession {
     }
 }
 
-/// Returns the flags for the read roots that make a Python of this machine visible.
-fn hidden_python(python: &str) -> Option<String> {
-    let path = if python.contains('/') {
-        Path::new(python).exists().then(|| python.into())?
-    } else {
-        let directories = std::env::var_os("PATH")?;
-        let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(python));
-        paths.find(|path| path.is_file())?
-    };
-    let mut needed = programs_of_script(&path);
-    if needed.is_empty() {
-        needed.extend(path.canonicalize());
-        needed.push(path);
-    }
-    let mut roots: Vec<PathBuf> = Vec::new();
-    for program in needed {
-        let root = installation(&program);
-        // Those of the system are visible.
-        let is_visible = |root: &Path| root.parent().is_none() || root.starts_with("/usr");
-        if let Some(root) = root.filter(|root| !is_visible(root))
-            && !roots.iter().any(|other| root.starts_with(other))
-        {
-            roots.push(root);
-        }
-    }
-    let flags: Vec<_> = roots
-        .iter()
-        .map(|root| format!("--read {}", root.display()))
-        .collect();
-    (!flags.is_empty()).then(|| flags.join(" "))
+/// Keeps the results of a call.
+struct Collector<'o> {
+    observer: &'o mut (dyn FnMut(Channel, &Bytes) + Send),
+    results: Vec<RichResult>,
 }
 
-/// Returns the files and directories of this machine that a script (a shim of pyenv or the like) names.
-fn programs_of_script(path: &Path) -> Vec<PathBuf> {
-    let mut text = Vec::new();
-    let Ok(file) = std::fs::File::open(path) else {
-        return Vec::new();
-    };
-    let is_read = file.take(MAX_SCRIPT_BYTES).read_to_end(&mut text).is_ok();
-    if !is_read || !text.starts_with(b"#!") {
-        return Vec::new();
+#[async_trait]
+impl CodeObserver for Collector<'_> {
+    async fn output(&mut self, channel: Channel, bytes: Bytes) {
+        (self.observer)(channel, &bytes);
     }
-    let text = String::from_utf8_lossy(&text);
-    let words = text.split(|c: char| c.is_whitespace() || "\"'`=:;!()".contains(c));
-    let paths = words
-        .filter(|word| word.starts_with('/'))
-        .map(PathBuf::from);
-    // `/bin`, where it is a link, too.
-    let system = ["/bin", "/dev", "/etc", "/sbin", "/usr"];
-    paths
-        .filter(|path| !system.iter().any(|it| path.starts_with(it)) && path.exists())
-        .take(MAX_SCRIPT_PATHS)
-        .collect()
-}
 
-/// Returns the directory with all that a program needs.
-fn installation(program: &Path) -> Option<PathBuf> {
-    // pyenv's programs are scripts that need all of its directory.
-    let mut ancestors = program.ancestors();
-    let pyenv = ancestors.find(|it| it.file_name().is_some_and(|name| name == ".pyenv"));
-    if let Some(directory) = pyenv {
-        return Some(directory.to_owned());
+    async fn result(&mut self, result: RichResult) {
+        self.results.push(result);
     }
-    if program.is_dir() {
-        return Some(program.to_owned());
+
+    fn may_buffer(&mut self, _: usize) -> bool {
+        true
     }
-    let directory = program.parent()?;
-    let is_part = ["bin", "libexec", "shims"]
-        .iter()
-        .any(|it| directory.ends_with(it));
-    let root = if is_part {
-        directory.parent()?
-    } else {
-        directory
-    };
-    Some(root.to_owned())
 }

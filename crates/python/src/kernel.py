@@ -69,16 +69,18 @@ class Child:
                 os._exit(0)
             request = json.loads(line)
             self.id = request["id"]
-            self.execute(request["code"])
+            self.execute(request["code"], request["env"])
 
-    def execute(self, code):
+    def execute(self, code, env):
         self.count += 1
         code = code[1:] if code.startswith("\ufeff") else code
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
         error = None
+        before = {key: os.environ.get(key) for key in env}
         try:
             try:
+                os.environ.update(env)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 self.send(type="started")
                 self.show_figures(self.run(code, name))
@@ -90,6 +92,8 @@ class Child:
         except BaseException as caught:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             error = self.describe(caught)
+        for key, value in before.items():
+            os.environ.pop(key, None) if value is None else os.environ.update({key: value})
         flush()
         if os.getpid() != self.pid:
             os._exit(0)  # A process that the code forked: it has no part in the protocol.
@@ -484,7 +488,7 @@ class Parent:
                 self.spills = {name: Spill("%s.%s" % (request["spill"], name)) for name in ("stdout", "stderr")}
                 self.emit(type="started", id=self.id, restarted=restarted)
                 try:
-                    write_all(self.requests, frame(id=self.id, code=request["code"]))
+                    write_all(self.requests, frame(id=self.id, code=request["code"], env=request["env"]))
                 except OSError:
                     pass
             elif self.pid is None or self.id is None:
@@ -500,4 +504,9 @@ class Parent:
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+if sys.argv[2:3] > [""]:
+    try:
+        os.chdir(sys.argv[2])
+    except OSError as error:
+        sys.exit(str(error))
 Parent().serve()

@@ -3,11 +3,13 @@
 //! The program is `kernel.py`: a parent that owns the protocol and a forked child that executes code. Code can
 //! reach both, so every frame is untrusted: bounded, and never more than data.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Buf as _, Bytes, BytesMut};
+use cantle_core::code::{CodeError, CodeObserver, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Channel, ExitStatus, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::execution::{Execution, ExecutionOutcome, PythonError, RichResult};
+use crate::execution::{Execution, ExecutionOutcome};
 
 const PROGRAM: &str = include_str!("kernel.py");
 /// Maximum length of one frame; the program sends results of at most 8 MiB.
@@ -33,11 +35,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time that code has after SIGINT, and the kernel after SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The limits of one call.
+/// The limits of one call, and its variables.
 #[derive(Clone, Debug)]
 pub(crate) struct CallLimits {
     pub(crate) timeout: Duration,
     pub(crate) cancellation: CancellationToken,
+    /// Environment variables of this call alone.
+    pub(crate) environment: BTreeMap<String, String>,
 }
 
 /// A running kernel. Dropping it kills its processes.
@@ -51,6 +55,8 @@ pub(crate) struct Kernel {
     /// Distinguishes its files from those of other kernels in the sandbox.
     name: String,
     calls: u64,
+    /// Whether it sent a frame that was not accepted.
+    is_flooded: bool,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +88,7 @@ enum Event {
     },
     Done {
         id: u64,
-        error: Option<PythonError>,
+        error: Option<CodeError>,
     },
     Died {
         id: u64,
@@ -109,14 +115,15 @@ enum Stop {
 }
 
 impl Kernel {
-    /// Starts a kernel with this Python.
+    /// Starts a kernel with this Python, in a directory below the working directory or anywhere else.
     pub(crate) async fn start(
         sandbox: &dyn Sandbox,
         python: &str,
         figures: bool,
+        directory: &str,
     ) -> Result<Result<Self, String>, SandboxError> {
         let mode = if figures { "figures" } else { "plain" };
-        let request = SpawnRequest::argv([python, "-c", PROGRAM, mode])
+        let request = SpawnRequest::argv([python, "-c", PROGRAM, mode, directory])
             .with_env("PYTHONUNBUFFERED", "")
             .with_env("PYTHONIOENCODING", "utf-8")
             .with_stdin(Stdin::Piped);
@@ -132,10 +139,11 @@ impl Kernel {
             messages: HeadTail::new(0, 4096),
             name: RunId::new().to_string(),
             calls: 0,
+            is_flooded: false,
         };
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            match timeout_at(deadline, kernel.event()).await {
+            match timeout_at(deadline, kernel.event(&mut |_| true)).await {
                 Ok(Some(Event::Ready {})) => return Ok(Ok(kernel)),
                 Ok(Some(_)) => {}
                 Ok(None) => {
@@ -152,13 +160,13 @@ impl Kernel {
         }
     }
 
-    /// Executes code and passes its output to `observer` as it is written. Returns the execution, and whether the
+    /// Executes code and passes its output and results to `observer` as they come. Returns the execution, and whether the
     /// kernel can be used again. Dropping the future leaves the kernel in an unknown state.
     pub(crate) async fn execute(
         &mut self,
         code: &str,
         limits: &CallLimits,
-        observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
+        observer: &mut dyn CodeObserver,
     ) -> Result<(Execution, bool), SandboxError> {
         self.calls += 1;
         let call = self.calls;
@@ -167,12 +175,13 @@ impl Kernel {
         let mut execution = Execution::new(ExecutionOutcome::Completed);
         let half = HeadTail::new(CAPTURE_BYTES / 2, CAPTURE_BYTES / 2);
         let (mut stdout, mut stderr) = (half.clone(), half);
-        let (mut stop, mut room) = (Stop::No, MAX_RESULT_BYTES);
+        let (mut stop, mut room, mut results) = (Stop::No, MAX_RESULT_BYTES, 0);
         let spill = format!(".cantle/output/python-{}-{call}", self.name);
-        let request = json!({"op": "execute", "id": call, "code": code, "spill": spill});
+        let request = json!({"op": "execute", "id": call, "code": code, "spill": spill, "env": limits.environment});
         self.send(&request, deadline).await;
         let mut is_usable = true;
         loop {
+            let mut may_buffer = |bytes| observer.may_buffer(bytes);
             let event = tokio::select! {
                 biased;
                 () = limits.cancellation.cancelled(), if stop == Stop::No => {
@@ -200,7 +209,7 @@ impl Kernel {
                     self.send(&json!({"op": op}), deadline).await;
                     continue;
                 }
-                event = self.event() => event,
+                event = self.event(&mut may_buffer) => event,
             };
             let stopped = match stop {
                 Stop::No => None,
@@ -221,11 +230,11 @@ impl Kernel {
                         ChannelName::Stderr => (Channel::Stderr, &mut stderr),
                     };
                     kept.push(&bytes);
-                    observer(channel, &bytes);
+                    observer.output(channel, bytes).await;
                 }
                 Some(Event::Result { id, result }) if id == call => {
                     let size: usize = result.formats.values().map(size_of_value).sum();
-                    if execution.results.len() >= MAX_RESULTS || size > room {
+                    if results >= MAX_RESULTS || size > room {
                         note_once(
                             &mut execution,
                             "Further results were left out: there are too many, or they are too large.",
@@ -233,7 +242,8 @@ impl Kernel {
                         continue;
                     }
                     room -= size;
-                    execution.results.push(result);
+                    results += 1;
+                    observer.result(result).await;
                 }
                 Some(Event::Spilled { id, channel, size }) if id == call => {
                     let (suffix, file) = match channel {
@@ -273,6 +283,12 @@ impl Kernel {
                 }
                 // Frames of other calls, and what code forged.
                 Some(_) => {}
+                None if self.is_flooded => {
+                    execution.outcome = stopped.unwrap_or(ExecutionOutcome::Killed);
+                    execution.notes.push(FLOODED.to_owned());
+                    is_usable = false;
+                    break;
+                }
                 None => {
                     let exit = self.process.wait().await?;
                     execution.exit = Some(exit.status);
@@ -288,6 +304,10 @@ impl Kernel {
                 }
             }
         }
+        if self.buffer.is_empty() {
+            // The memory of a large frame.
+            self.buffer = BytesMut::new();
+        }
         execution.stdout = stdout.finish();
         execution.stderr = stderr.finish();
         execution.duration = started.elapsed();
@@ -300,8 +320,8 @@ impl Kernel {
         let _ = timeout_at(deadline, self.stdin.write(line.into())).await;
     }
 
-    /// Returns the next frame; `None` once the kernel ended or broke the protocol.
-    async fn event(&mut self) -> Option<Event> {
+    /// Returns the next frame; `None` once the kernel ended or sent a frame that is too large or that `may_buffer` refuses.
+    async fn event(&mut self, may_buffer: &mut (dyn FnMut(usize) -> bool + Send)) -> Option<Event> {
         let mut searched = 0;
         loop {
             let unsearched = self.buffer.get(searched..).unwrap_or_default();
@@ -311,7 +331,8 @@ impl Kernel {
                 return Some(serde_json::from_slice(&line).unwrap_or(Event::Unreadable));
             }
             searched = self.buffer.len();
-            if searched > MAX_FRAME_BYTES {
+            if searched > MAX_FRAME_BYTES || !may_buffer(searched) {
+                self.is_flooded = true;
                 return None;
             }
             let chunk = self.output.next().await?.ok()?;
@@ -324,6 +345,8 @@ impl Kernel {
 }
 
 pub(crate) const LOST_VARIABLES: &str = "The interpreter was started anew: variables, functions and imports of earlier calls are lost. Files are still there.";
+
+const FLOODED: &str = "The interpreter was ended: it sent more at once than is accepted. The next call starts a new one, without the variables.";
 
 fn note_once(execution: &mut Execution, note: &str) {
     if !execution.notes.iter().any(|it| it == note) && execution.notes.len() < MAX_RESULTS {

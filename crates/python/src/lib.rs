@@ -7,13 +7,16 @@
 
 #![forbid(unsafe_code)]
 
+mod code_session;
+mod discovery;
 mod execution;
 mod interpreter;
 mod kernel;
 mod source;
 mod tool;
 
-pub use self::execution::{Execution, ExecutionOutcome, PythonError, RichResult};
+pub use self::execution::{Execution, ExecutionOutcome};
 pub use self::interpreter::{Interpreter, PythonSession};
 pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};
 pub use self::tool::PythonTool;
+pub use cantle_core::code::{CodeError, RichResult};

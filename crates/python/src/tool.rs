@@ -1,5 +1,6 @@
 //! The tool `python`: code of a model in the session's sandbox, with variables that are kept.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use cantle_core::code::RichResult;
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::policy::Policy;
@@ -24,7 +26,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::execution::{Execution, ExecutionOutcome, RichResult};
+use crate::execution::{Execution, ExecutionOutcome};
 use crate::interpreter::{Interpreter, PythonSession};
 use crate::kernel::{CallLimits, LOST_VARIABLES};
 
@@ -381,6 +383,7 @@ impl Tool for RunPython {
         let limits = CallLimits {
             timeout: params.timeout.unwrap_or(self.timeout),
             cancellation: cx.cancellation.clone(),
+            environment: BTreeMap::new(),
         };
         let before = self.session.listing().await?;
         let executed = self

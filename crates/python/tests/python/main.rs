@@ -5,6 +5,7 @@
     reason = "clippy knows tests by their attribute, and not the functions they call"
 )]
 
+mod code_session;
 mod hostile;
 mod kernel;
 mod one_shot;

@@ -1,0 +1,65 @@
+//! Python for callers that know only the traits of [`cantle_core::code`].
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cantle_core::code::{
+    CodeEnd, CodeError, CodeInterpreter, CodeObserver, CodeRequest, CodeSession,
+};
+use cantle_core::sandbox::{Sandbox, SandboxError};
+
+use crate::execution::ExecutionOutcome;
+use crate::interpreter::{Interpreter, PythonSession};
+use crate::kernel::CallLimits;
+
+impl CodeInterpreter for Interpreter {
+    fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {
+        Arc::new(self.attach(sandbox))
+    }
+}
+
+/// The source is not checked: syntax errors come from the Python that executes it.
+#[async_trait]
+impl CodeSession for PythonSession {
+    async fn execute(
+        &self,
+        request: CodeRequest,
+        observer: &mut dyn CodeObserver,
+    ) -> Result<CodeEnd, SandboxError> {
+        let python = match self.python().await? {
+            Ok(python) => &python.program,
+            Err(reason) => {
+                let error = CodeError::new("InterpreterNotStarted", reason);
+                return Ok(CodeEnd::new(Some(error), Vec::new()));
+            }
+        };
+        let limits = CallLimits {
+            timeout: request.timeout,
+            cancellation: request.cancellation,
+            environment: request.environment,
+        };
+        let directory = request.directory.as_deref().unwrap_or_default();
+        let (context, code) = (&request.context, &request.code);
+        let executed = self.execute_in(python, limits, context, directory, code, observer);
+        let mut execution = executed.await?;
+        let name = match execution.outcome {
+            ExecutionOutcome::Completed | ExecutionOutcome::Raised => {
+                return Ok(CodeEnd::new(execution.error, execution.notes));
+            }
+            ExecutionOutcome::TimedOut => "TimeoutError",
+            ExecutionOutcome::Cancelled => "KeyboardInterrupt",
+            ExecutionOutcome::SetupFailed | ExecutionOutcome::Refused => "InterpreterNotStarted",
+            _ => "InterpreterEnded",
+        };
+        let mut error = CodeError::new(name, execution.notes.join(" "));
+        if let Some(raised) = execution.error.take() {
+            error.traceback = raised.traceback;
+        }
+        Ok(CodeEnd::new(Some(error), Vec::new()))
+    }
+
+    async fn end(&self, context: &str) {
+        self.restart(context).await;
+        self.remove(context).await;
+    }
+}
