@@ -5,23 +5,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    ByteRange, Captured, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _,
-    SandboxPath, SpawnRequest, Stdin, Walk,
+    ByteRange, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SpawnRequest, Stdin, Walk,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{Files, NewFile};
 use serde_json::{Value, json};
 
 use crate::failed;
+use crate::output::{time_limit, truncated};
 
 const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save files to /tmp/, e.g. \
     plt.savefig('/tmp/chart.png'), or to the working directory: they are stored and returned, also in list_files. \
     Load stored files with load_file.";
-/// Characters of each channel.
-const MAX_OUTPUT: usize = 8000;
-const TRUNCATED: &str = "\n... [truncated]";
-const DEFAULT_TIMEOUT_S: i64 = 30;
-const MAX_TIMEOUT_S: i64 = 60;
 /// Time of a call, beyond the code's: listing and storing files.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Files of one call that are stored.
@@ -52,17 +48,14 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     // Before the code runs: its files would belong to no one.
     cx.require_principal()?;
     let sandbox = &**cx.require_sandbox()?;
-    let timeout = params
-        .timeout
-        .unwrap_or(DEFAULT_TIMEOUT_S)
-        .clamp(1, MAX_TIMEOUT_S);
+    let timeout = time_limit(params.timeout);
     let before = Listing::of(sandbox).await?;
     let request = SpawnRequest::argv(["python3", "-"])
         .with_env("MPLBACKEND", "Agg")
         .with_env("PYTHONDONTWRITEBYTECODE", "1")
         .with_env("PYTHONIOENCODING", "utf-8:replace")
         .with_stdin(Stdin::Bytes(Bytes::from(params.code)))
-        .with_timeout(Duration::from_secs(timeout.unsigned_abs()))
+        .with_timeout(Duration::from_secs(timeout))
         .with_cancellation(cx.cancellation.clone());
     let output = sandbox.run(request).await?;
     let mut stdout = truncated(&output.stdout);
@@ -106,15 +99,6 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     let mut output = crate::json(&result);
     output.success = success;
     Ok(output)
-}
-
-/// The first characters of a channel.
-fn truncated(channel: &Captured) -> String {
-    let text = channel.text();
-    match text.char_indices().nth(MAX_OUTPUT) {
-        Some((end, _)) => format!("{}{TRUNCATED}", text.get(..end).unwrap_or_default()),
-        None => text,
-    }
 }
 
 /// The places where code leaves files.

@@ -12,7 +12,7 @@ use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::principal::{Level, Principal};
-use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext};
+use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError};
 use cantle_files::{FileStore, Files, Limits, Quota, SqliteRecords};
 use serde_json::{Value, json};
@@ -262,6 +262,94 @@ async fn code_reaches_neither_the_store_nor_the_catalogue() {
     assert_eq!(
         user.python(&code).await["stdout"],
         "False False\n[]\nno network\n"
+    );
+    user.close().await;
+}
+
+#[tokio::test]
+async fn shell_commands_see_the_files_and_change_none() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    user.python("open('data.csv', 'w').write('a,b\\n1,2\\n')")
+        .await;
+    let shell = async |command: &str| {
+        let call = user.call("run_shell", json!({"command": command, "timeout": "5"}));
+        call.await.unwrap()
+    };
+    let counted = shell("wc -l < data.csv; pwd > /dev/null").await;
+    let expected = json!({"success": true, "stdout": "2\n", "stderr": "", "exit_code": 0});
+    assert_eq!(counted, expected);
+    // What it writes below TMPDIR is gone afterwards.
+    let sorted = shell("sort data.csv > \"$TMPDIR/sorted\" && cat \"$TMPDIR/sorted\"").await;
+    assert_eq!(sorted["stdout"], "1,2\na,b\n");
+    assert_eq!(shell("ls").await["stdout"], "data.csv\n");
+    let left = user
+        .sandbox
+        .list(&SandboxPath::working_directory())
+        .await
+        .unwrap();
+    assert_eq!(left.len(), 1, "{left:?}");
+
+    // The kernel refuses what the patterns do not know.
+    for command in [
+        "python3 -c \"open('data.csv', 'w')\"",
+        "find . -name data.csv -delete; test ! -e data.csv",
+        "tee data.csv < /dev/null",
+        "sed -i s/1/9/ data.csv",
+        "truncate -s 0 data.csv",
+        "perl -e 'unlink q(data.csv) or exit 1'",
+        "printf 'rm data.csv' | base64 | base64 -d | sh",
+        "touch -d 2001-01-01 data.csv",
+        "(sleep 0.2; echo x > data.csv) & wait $!",
+        "echo x > \"$TMPDIR\"/../data.csv",
+    ] {
+        let result = shell(command).await;
+        assert_eq!(result["success"], false, "{command}: {result}");
+    }
+    assert_eq!(shell("cat data.csv").await["stdout"], "a,b\n1,2\n");
+    user.close().await;
+}
+
+#[tokio::test]
+async fn shell_refuses_patterns_times_out_and_explains_the_network() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let shell = async |command: &str, timeout: i64| {
+        let arguments = json!({"command": command, "timeout": timeout});
+        user.call("run_shell", arguments).await.unwrap()
+    };
+    let refused = shell("rm -rf data", 5).await;
+    let expected = json!({
+        "success": false, "stdout": "", "stderr": r"Blocked command pattern: \brm\b", "exit_code": -1,
+    });
+    assert_eq!(refused, expected);
+    // A child that holds the output does not hold the call, and what came until then is kept.
+    let late = shell("echo begun; sleep 1000 & sleep 1000", 1).await;
+    assert_eq!(late["stdout"], "begun\n");
+    assert_eq!(late["stderr"], "Execution timed out after 1s");
+    assert_eq!(
+        (&late["exit_code"], &late["timed_out"]),
+        (&json!(-1), &json!(true))
+    );
+    let offline = shell("curl -sS http://example.com", 20).await;
+    let stderr = offline["stderr"].as_str().unwrap();
+    assert!(stderr.contains("The sandbox has no network"), "{offline}");
+
+    let tools = cantle_code_executor::tools_without_patterns(&user.files);
+    let tool = tools
+        .iter()
+        .find(|tool| tool.name() == "run_shell")
+        .unwrap();
+    let mut cx = ToolContext::new(RunId::new(), "call");
+    cx.sandbox = Some(Arc::clone(&user.sandbox));
+    let output = tool
+        .call(json!({"command": "rm -f nothing; echo kept > x; ls"}), cx)
+        .await
+        .unwrap();
+    let text = output.content.text();
+    assert!(
+        !text.contains("Blocked") && text.contains("denied"),
+        "{text}"
     );
     user.close().await;
 }

@@ -20,6 +20,8 @@ pub struct Launch {
     pub directory: SandboxPath,
     /// Its whole environment.
     pub environment: BTreeMap<OsString, OsString>,
+    /// The request's, as an absolute path; set by the backend.
+    pub read_only_except: Option<SandboxPath>,
 }
 
 impl fmt::Debug for Launch {
@@ -76,6 +78,7 @@ impl Launch {
             program,
             directory,
             environment,
+            read_only_except: None,
         })
     }
 
@@ -90,6 +93,15 @@ impl Launch {
     /// `InvalidInput` if it contains a NUL byte.
     pub fn directory_c_string(&self) -> Result<CString, SandboxError> {
         c_string(&self.directory_path())
+    }
+
+    /// The directory that a read-only command may change, as the kernel takes it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it contains a NUL byte.
+    pub fn read_only_except_c_string(&self) -> Result<Option<CString>, SandboxError> {
+        let directory = self.read_only_except.as_ref();
+        directory.map(|path| c_string(&absolute(path))).transpose()
     }
 
     /// The candidates for the program, then its name and its arguments, as the kernel takes them.

@@ -6,7 +6,7 @@ use crate::files;
 use crate::setup::{self, CommandProfile};
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked, List};
 use crate::tree::Keepers;
-use crate::wire::{Reader, Report, Spawn, StartStage};
+use crate::wire::{FileAccess, Reader, Report, Spawn, StartStage};
 
 /// Maximum number of commands that have processes.
 const MAX_COMMANDS: usize = 1024;
@@ -300,8 +300,13 @@ fn become_command(
             CommandAction::Program(_) => profile.apply()?,
             CommandAction::FileTask(_) => profile.apply_to_file_task()?,
         }
-        if !spawn.may_write {
-            setup::forbid_writing()?;
+        match spawn.files {
+            FileAccess::Full => {}
+            FileAccess::RemovalOnly => setup::forbid_writing()?,
+            FileAccess::ReadOnlyExcept { directory, filter } => {
+                setup::forbid_changes_outside(directory)?;
+                sys::seccomp_filter(filter)?;
+            }
         }
         if profile.asks_before_exec() {
             sys::be_traced()?;

@@ -269,6 +269,47 @@ pub fn forbid_writing() -> sys::Result<()> {
     restricted
 }
 
+/// Restricts the calling process to reading files, and to changing those below one directory; harmless devices stay
+/// writable. Fails if the kernel can't restrict every right to change a file.
+pub fn forbid_changes_outside(directory: &CStr) -> sys::Result<()> {
+    const WRITE_FILE: u64 = 1 << 1;
+    const TRUNCATE: u64 = 1 << 14;
+    /// Writing, and the rights from removing a directory up to truncation.
+    const CHANGE: u64 = WRITE_FILE | (0b111_1111_1111 << 4);
+    /// The first version that restricts truncation.
+    const MIN_VERSION: usize = 3;
+    const DEVICES: [&CStr; 7] = [
+        c"/dev/null",
+        c"/dev/zero",
+        c"/dev/full",
+        c"/dev/random",
+        c"/dev/urandom",
+        c"/dev/tty",
+        c"/dev/pts",
+    ];
+
+    if sys::landlock_version()? < MIN_VERSION {
+        return Err(sys::ENOSYS);
+    }
+    // Needed without privileges.
+    sys::no_new_privileges()?;
+    let ruleset = sys::landlock_ruleset(&[CHANGE, 0, 0], 8)?;
+    let restrict = || {
+        for device in DEVICES {
+            allow(ruleset, device, WRITE_FILE | TRUNCATE)?;
+        }
+        // Another process of the sandbox could have replaced it by a link.
+        let flags = sys::O_PATH | sys::O_DIRECTORY | sys::O_NOFOLLOW;
+        let opened = sys::open(directory, flags)?;
+        let allowed = sys::landlock_allow_path(ruleset, opened, CHANGE);
+        sys::close(opened);
+        allowed.and_then(|()| sys::landlock_restrict(ruleset))
+    };
+    let restricted = restrict();
+    sys::close(ruleset);
+    restricted
+}
+
 /// Creates the ruleset of the rules that follow and enforces it; returns the ABI version. Reads the rules
 /// even if the ruleset can't be created, so that the reader is at the next step.
 fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {

@@ -269,6 +269,23 @@ impl SetupReply {
     pub const GROUPS: u8 = 63;
 }
 
+wire_enum! {
+    /// The access of a command to files.
+    pub enum FileAccess<'b> {
+        /// Everything that the sandbox allows.
+        Full = 0,
+        /// Reading and removing them.
+        RemovalOnly = 1,
+        /// Reading them, and changing those below one directory.
+        ReadOnlyExcept {
+            /// The directory, as seen inside the sandbox. Not a symbolic link.
+            directory: &'b CStr,
+            /// A filter of the calls that change a file and that Landlock does not restrict.
+            filter: &'b [u8],
+        } = 2,
+    }
+}
+
 wire_struct! {
     /// The start of the body of [`Order::Spawn`].
     pub struct Spawn<'b> {
@@ -278,8 +295,8 @@ wire_struct! {
         pub takes_terminal: bool,
         /// Rows and columns of a terminal that the supervisor allocates.
         pub terminal: Option<(u16, u16)>,
-        /// Whether the command may write files and create them; otherwise it may only read and remove them.
-        pub may_write: bool,
+        /// The access to files, within that of the sandbox.
+        pub files: FileAccess<'b>,
         /// The number of candidate paths that follow; the first executable one is executed. Zero for a file
         /// task, which follows instead.
         pub programs: u32,

@@ -10,6 +10,8 @@ mod bpf;
 use self::bpf::{Action, Condition, FilterRules};
 
 /// Calls that the `libc` crate does not name yet.
+const SETXATTRAT: i64 = 463;
+const REMOVEXATTRAT: i64 = 466;
 const OPEN_TREE_ATTR: i64 = 467;
 const FILE_SETATTR: i64 = 469;
 const LISTNS: i64 = 470;
@@ -104,6 +106,30 @@ const SHARED: &[i64] = &[
     libc::SYS_mq_unlink,
 ];
 
+/// Calls that change a file's mode, owner, times or attributes.
+const METADATA: &[i64] = &[
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_chown,
+    libc::SYS_fchown,
+    libc::SYS_lchown,
+    libc::SYS_fchownat,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    SETXATTRAT,
+    REMOVEXATTRAT,
+];
+
 /// Calls that start a process.
 const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
@@ -189,6 +215,22 @@ pub fn without_subprocesses() -> Vec<u8> {
         libc::SYS_clone,
         vec![vec![Condition::has_none_of(0, THREAD)]],
     );
+    rules.compile()
+}
+
+/// Compiles the additional filter of a command that may only read files: it refuses to change their metadata, which
+/// Landlock does not restrict.
+pub fn without_metadata_changes() -> Vec<u8> {
+    let mut rules = FilterRules::default();
+    rules.always(METADATA, Action::REFUSE);
+    rules.always(&[libc::SYS_clone3, FILE_SETATTR], Action::MISSING);
+    let changes = [
+        0x4008_6602, // FS_IOC_SETFLAGS
+        0x4008_7602, // FS_IOC_SETVERSION
+        0x401c_5820, // FS_IOC_FSSETXATTR
+    ];
+    let changes = changes.map(|request| vec![Condition::is(1, request)]);
+    rules.refuse_if(libc::SYS_ioctl, changes.into());
     rules.compile()
 }
 

@@ -7,8 +7,8 @@ use crate::Writer;
 use crate::frames::{Answer, Channel, HEADER_BYTES, Request, StdioMode};
 use crate::tasks::{Entry, EntryKind, MAX_ERROR_BYTES, Task, TaskError, TaskErrorKind};
 use crate::wire::{
-    ControlGroup, Order, PlannedStep, Reader, Report, Setup, SetupReply, Spawn, StartStage, Step,
-    Wire,
+    ControlGroup, FileAccess, Order, PlannedStep, Reader, Report, Setup, SetupReply, Spawn,
+    StartStage, Step, Wire,
 };
 
 fn encoded<'b>(value: &impl Wire<'b>) -> Vec<u8> {
@@ -180,7 +180,10 @@ fn bodies_round_trip() {
         directory: c"/workspace",
         takes_terminal: false,
         terminal: Some((24, 80)),
-        may_write: false,
+        files: FileAccess::ReadOnlyExcept {
+            directory: c"/tmp/scratch",
+            filter: &[1, 2, 3],
+        },
         programs: 1,
         arguments: 2,
         variables: 0,

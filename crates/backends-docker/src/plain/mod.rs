@@ -93,6 +93,9 @@ impl ExecRunner {
         if request.background == Background::Keep {
             return Err(unsupported("kept background processes"));
         }
+        if request.read_only_except.is_some() {
+            return Err(unsupported("read-only commands"));
+        }
         if request.spill.is_some() {
             return Err(unsupported("output files"));
         }

@@ -17,8 +17,9 @@ use cantle_core::sandbox::{
     SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Stdin, WriteOptions,
 };
 use cantle_supervisor::Writer;
+use cantle_supervisor::filter;
 use cantle_supervisor::frames::{Request, StdioMode};
-use cantle_supervisor::wire::{self, Spawn, StartStage};
+use cantle_supervisor::wire::{self, FileAccess, Spawn, StartStage};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::sync::mpsc;
 
@@ -40,7 +41,7 @@ pub(super) async fn start(
     if sandbox.shell.is_none() && matches!(request.command, Command::Shell(_)) {
         return Err(no_shell(&options.shells));
     }
-    let launch = Launch::new(
+    let mut launch = Launch::new(
         &request,
         options.absolute(&request.directory),
         sandbox.environment.clone(),
@@ -51,6 +52,8 @@ pub(super) async fn start(
         (None, Stdin::Null) => StdioMode::Output,
         (None, _) => StdioMode::All,
     };
+    let read_only_except = request.read_only_except.as_ref();
+    launch.read_only_except = read_only_except.map(|directory| options.absolute(directory));
     let body = body(&launch, &request)?;
     let driver = CommandDriver::new(request, CommandLimits::new(&options.limits));
     let stream = &sandbox.link.stream;
@@ -74,6 +77,13 @@ pub(super) async fn start(
         Some(wire::Report::Failed { stage, errno }) => {
             guard.disarm();
             let error = io::Error::from_raw_os_error(errno);
+            if launch.read_only_except.is_some() && stage == StartStage::Prepare {
+                let message =
+                    format!("a command can't be made read-only in this container: {error}");
+                let advice = "It needs Landlock 3 (Linux 6.2) and an engine that allows it, and a directory that exists.";
+                let error = SandboxError::unsupported(message).with_source(error);
+                return Err(error.with_advice(advice));
+            }
             return Err(launch_error(sandbox, &launch, stage, error));
         }
         Some(wire::Report::Ended { .. }) | None => {
@@ -111,6 +121,15 @@ fn no_shell(candidates: &[OsString]) -> SandboxError {
 
 /// Encodes a command for the relay.
 fn body(launch: &Launch, request: &SpawnRequest) -> Result<Vec<u8>, SandboxError> {
+    let writable = launch.read_only_except_c_string()?;
+    let filter = filter::without_metadata_changes();
+    let files =
+        writable
+            .as_ref()
+            .map_or(FileAccess::Full, |directory| FileAccess::ReadOnlyExcept {
+                directory,
+                filter: &filter,
+            });
     let (words, variables) = (launch.words()?, launch.variables()?);
     let count = |length| u32::try_from(length).unwrap_or(u32::MAX);
     let programs = launch.program.candidates.len();
@@ -119,7 +138,7 @@ fn body(launch: &Launch, request: &SpawnRequest) -> Result<Vec<u8>, SandboxError
         directory: &launch.directory_c_string()?,
         takes_terminal: false,
         terminal: request.pty.map(|size| (size.rows, size.columns)),
-        may_write: true,
+        files,
         programs: count(programs),
         arguments: count(words.len() - programs),
         variables: count(variables.len()),

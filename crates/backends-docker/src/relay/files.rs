@@ -14,7 +14,7 @@ use cantle_core::sandbox::{
 use cantle_supervisor::Writer;
 use cantle_supervisor::frames::StdioMode;
 use cantle_supervisor::tasks::{Entry, EntryKind, Task, TaskError, TaskErrorKind};
-use cantle_supervisor::wire::{Reader, Report, Spawn};
+use cantle_supervisor::wire::{FileAccess, Reader, Report, Spawn};
 use futures_util::{StreamExt as _, stream};
 use tokio::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -462,7 +462,7 @@ fn encode_task(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
             directory: c"/",
             takes_terminal: false,
             terminal: None,
-            may_write: true,
+            files: FileAccess::Full,
             programs: 0,
             arguments: 0,
             variables: 0,

@@ -18,7 +18,7 @@ pub(crate) async fn start(
     shared: &Arc<Shared>,
     request: SpawnRequest,
 ) -> Result<DrivenProcess<LocalTransport>, SandboxError> {
-    let launch = Launch::new(
+    let mut launch = Launch::new(
         &request,
         shared.root.directory_path(&request.directory)?,
         shared.environment.variables().iter().cloned().collect(),
@@ -28,6 +28,9 @@ pub(crate) async fn start(
     let mark = shared.engine.mark();
     let driver = CommandDriver::new(request, shared.limits.command);
     let access = write_access(&shared.root).await?;
+    if let Some(directory) = &driver.request().read_only_except {
+        launch.read_only_except = Some(shared.root.directory_path(directory)?);
+    }
     let LaunchedProcess {
         process,
         pid,

@@ -39,6 +39,11 @@ pub(crate) async fn spawn(
     shared: &Arc<Shared>,
     request: SpawnRequest,
 ) -> Result<DrivenProcess<RemoteTransport>, SandboxError> {
+    if request.read_only_except.is_some() {
+        return Err(SandboxError::unsupported(
+            "the service has no read-only commands",
+        ));
+    }
     let active = shared.activate().await?;
     let token = crate::random_token();
     let start_request = request::build(shared, &request, &token)?;

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, Exited, TestEnv, wait_for_exit};
+use crate::support::{DEADLINE, DEFAULT_SIGNALS, Exited, TestEnv, wait_for_exit};
 use crate::{command, finish};
 
 /// The end of the prompt, as the editor draws it.
@@ -23,18 +23,23 @@ struct Terminal {
 impl Terminal {
     /// Starts `cantle chat`; `None` without `script(1)`.
     fn chat(env: &TestEnv, args: &str) -> Option<Self> {
-        let mut script = env.command_of("script");
+        // Ctrl-C is a signal, which a parent process may ignore.
+        let mut script = env.command_of("env");
+        script.args([DEFAULT_SIGNALS, "script"]);
         let line = format!(
             "stty columns 100; exec \"{}\" chat {args}",
             env!("CARGO_BIN_EXE_cantle")
         );
         script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
-        let Ok(child) = script.stdin(Stdio::piped()).spawn() else {
+        let is_installed = std::process::Command::new("script")
+            .arg("--version")
+            .output();
+        if is_installed.is_err() {
             eprintln!("SKIPPED: script(1) is not installed");
             return None;
-        };
+        }
         Some(Self {
-            child,
+            child: script.stdin(Stdio::piped()).spawn().unwrap(),
             shown: String::new(),
         })
     }

@@ -43,6 +43,10 @@ pub struct SpawnRequest {
     pub background: Background,
     /// Whether to write large output to a file.
     pub spill: Option<Spill>,
+    /// The only directory below which the command and its children may change files, enforced by the kernel in addition to
+    /// the policy: elsewhere they can neither write, create, rename or remove files nor change their metadata. `None`
+    /// if the policy alone decides. It must exist, and not be a link. A backend that can't enforce it refuses the command.
+    pub read_only_except: Option<SandboxPath>,
 }
 
 impl SpawnRequest {
@@ -59,6 +63,7 @@ impl SpawnRequest {
             cancellation: CancellationToken::new(),
             background: Background::Kill,
             spill: None,
+            read_only_except: None,
         }
     }
 
@@ -117,6 +122,12 @@ impl SpawnRequest {
     /// Sets how to treat processes that the command leaves running.
     pub fn with_background(mut self, background: Background) -> Self {
         self.background = background;
+        self
+    }
+
+    /// Lets the command change files only below this directory.
+    pub fn read_only_except(mut self, directory: SandboxPath) -> Self {
+        self.read_only_except = Some(directory);
         self
     }
 

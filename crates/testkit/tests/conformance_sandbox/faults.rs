@@ -137,6 +137,12 @@ faults! {
             reported_enforcement_is_effective,
         ],
         IgnoresTheDirectory => [a_command_runs_in_the_requested_directory],
+        LetsReadOnlyCommandsWrite => [
+            a_read_only_command_changes_nothing_outside,
+            children_of_a_read_only_command_are_read_only,
+            a_missing_directory_or_a_link_is_refused,
+        ],
+        RemovesWritableDirectories => [a_read_only_command_writes_below_its_directory],
         ReportsOneErrorKind => [
             nul_in_a_request_is_refused, arguments_that_are_too_long_are_refused,
             a_program_that_is_missing_is_an_error, a_program_that_is_not_executable_is_an_error,

@@ -38,7 +38,10 @@ async fn a_conforming_backend_passes() {
 
     println!("{report}");
     report.assert();
-    let expected: BTreeSet<&str> = [TERMINALS, &HEAVY].concat().into_iter().collect();
+    let expected: BTreeSet<&str> = [TERMINALS, &HEAVY, &READ_ONLY]
+        .concat()
+        .into_iter()
+        .collect();
     assert_eq!(
         skipped(&report),
         expected,
@@ -58,7 +61,7 @@ async fn a_minimal_backend_passes() {
     let options = SandboxOptions::new().quick();
     let report = conformance::sandbox_with(&Reference::minimal(), options).await;
     report.assert();
-    let expected: BTreeSet<&str> = [TERMINALS, &HEAVY, &OPTIONAL, &KILLED]
+    let expected: BTreeSet<&str> = [TERMINALS, &HEAVY, &READ_ONLY, &OPTIONAL, &KILLED]
         .concat()
         .into_iter()
         .collect();
@@ -100,6 +103,13 @@ const LARGE_VARIANTS: [&str; 2] = [
 const TERMINALS: &[&str] = &[
     "a_terminal_has_the_requested_size",
     "timeout_ends_a_command_in_a_terminal",
+];
+
+const READ_ONLY: [&str; 4] = [
+    "a_read_only_command_changes_nothing_outside",
+    "a_read_only_command_writes_below_its_directory",
+    "children_of_a_read_only_command_are_read_only",
+    "a_missing_directory_or_a_link_is_refused",
 ];
 
 /// Cases about features that a backend may lack.

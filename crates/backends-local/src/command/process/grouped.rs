@@ -90,6 +90,11 @@ pub(crate) async fn launch(
     request: &SpawnRequest,
     _: WriteAccess,
 ) -> Result<LaunchedProcess, SandboxError> {
+    if launch.read_only_except.is_some() {
+        return Err(SandboxError::unsupported(
+            "there are no read-only commands without a confined sandbox",
+        ));
+    }
     if request.pty.is_some() {
         return Err(SandboxError::unsupported(
             "there are no terminals without a confined sandbox",

@@ -8,7 +8,8 @@ use std::time::Duration;
 use cantle_command_driver::{Launch, StartGuard, parse_process_list};
 use cantle_core::sandbox::{BackgroundProcess, SandboxError, SpawnRequest};
 use cantle_supervisor::Writer;
-use cantle_supervisor::wire::{Order, Spawn, StartStage};
+use cantle_supervisor::filter;
+use cantle_supervisor::wire::{FileAccess, Order, Spawn, StartStage};
 use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
@@ -116,6 +117,10 @@ pub(crate) async fn launch(
 ) -> Result<LaunchedProcess, SandboxError> {
     let failed = |error| SandboxError::io("failed to prepare the command", error);
     let channels = Channels::new(request, shared.engine.has_terminals).map_err(failed)?;
+    let is_read_only = launch.read_only_except.is_some();
+    if is_read_only && access == WriteAccess::RemovalOnly {
+        return Err(over_limit(io::ErrorKind::StorageFull.into()));
+    }
     let body = sealed(&body(launch, &channels, access)?).map_err(failed)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
@@ -146,9 +151,11 @@ pub(crate) async fn launch(
         StartReport::Running(pid, master) => (pid, master),
         StartReport::Failed(StartStage::Prepare, error) if access == WriteAccess::RemovalOnly => {
             guard.disarm();
-            let doing = "the sandbox's files exceed a limit, and this kernel can't start a command that only \
-                         removes files";
-            return Err(SandboxError::io(doing, error).with_advice("Remove files first."));
+            return Err(over_limit(error));
+        }
+        StartReport::Failed(StartStage::Prepare, error) if is_read_only => {
+            guard.disarm();
+            return Err(not_read_only(error));
         }
         StartReport::Failed(stage, error) => {
             guard.disarm();
@@ -176,6 +183,20 @@ pub(crate) async fn launch(
     })
 }
 
+/// The error for a command that can't start because the sandbox's files exceed a limit.
+fn over_limit(error: io::Error) -> SandboxError {
+    let doing = "the sandbox's files exceed a limit, and this command can't be started so that it only removes files";
+    SandboxError::io(doing, error).with_advice("Remove files first.")
+}
+
+/// The error for a read-only command that can't be restricted.
+fn not_read_only(error: io::Error) -> SandboxError {
+    let message = format!("a command can't be made read-only here: {error}");
+    SandboxError::unsupported(message)
+        .with_advice("It needs Landlock 3 (Linux 6.2), and a directory that exists.")
+        .with_source(error)
+}
+
 /// The error for a command whose keeper did not report: the sandbox is gone, or the kernel killed the
 /// keeper for memory.
 async fn keeper_gone(shared: &Shared, launch: &Launch) -> SandboxError {
@@ -197,6 +218,16 @@ fn body(
     channels: &Channels,
     access: WriteAccess,
 ) -> Result<Vec<u8>, SandboxError> {
+    let writable = launch.read_only_except_c_string()?;
+    let filter = filter::without_metadata_changes();
+    let files = match (&writable, access) {
+        (Some(directory), _) => FileAccess::ReadOnlyExcept {
+            directory,
+            filter: &filter,
+        },
+        (None, WriteAccess::Full) => FileAccess::Full,
+        (None, WriteAccess::RemovalOnly) => FileAccess::RemovalOnly,
+    };
     let (words, variables) = (launch.words()?, launch.variables()?);
     let count = |length| u32::try_from(length).unwrap_or(u32::MAX);
     let programs = launch.program.candidates.len();
@@ -205,7 +236,7 @@ fn body(
         directory: &launch.directory_c_string()?,
         takes_terminal: channels.is_host_terminal(),
         terminal: channels.sandbox_terminal(),
-        may_write: access == WriteAccess::Full,
+        files,
         programs: count(programs),
         arguments: count(words.len() - programs),
         variables: count(variables.len()),

@@ -28,6 +28,7 @@ mod output;
 mod policy;
 mod prelude;
 mod races;
+mod read_only;
 mod spill;
 mod stdin;
 mod transfer;
@@ -83,6 +84,7 @@ fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         large::cases(),
         links::cases(),
         races::cases(),
+        read_only::cases(),
         transfer::cases(),
         between::cases(),
         policy::cases(),

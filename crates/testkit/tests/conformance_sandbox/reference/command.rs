@@ -51,6 +51,18 @@ pub(super) async fn spawn(
         ));
     }
     sandbox.files.must_exist()?;
+    match (&request.read_only_except, fault) {
+        (None, _) | (Some(_), Some(Fault::LetsReadOnlyCommandsWrite)) => {}
+        (Some(directory), Some(Fault::RemovesWritableDirectories)) => {
+            let directory = sandbox.root.join(directory.to_string());
+            drop(std::fs::remove_dir_all(directory));
+        }
+        (Some(_), _) => {
+            return Err(SandboxError::unsupported(
+                "commands can't be read-only here",
+            ));
+        }
+    }
     let tag = unique_id();
     let mut command = prepare(sandbox, &request, &tag)?;
     let directory = sandbox.files.open_directory(&request.directory)?;

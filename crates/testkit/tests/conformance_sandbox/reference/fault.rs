@@ -11,6 +11,8 @@ pub(crate) enum Fault {
     LeaksTheEnvironment,
     ForgetsTheEnvironment,
     IgnoresTheDirectory,
+    LetsReadOnlyCommandsWrite,
+    RemovesWritableDirectories,
     ReportsOneErrorKind,
     ReportsNoDuration,
     UsesPipesForTerminals,

@@ -1,0 +1,322 @@
+//! `run_shell`: a command in the session's sandbox that changes none of its files.
+
+use std::time::Duration;
+
+use cantle_core::ids::unique_id;
+use cantle_core::policy::Network;
+use cantle_core::sandbox::{
+    CommandOutput, ExitStatus, Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
+};
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use serde_json::json;
+
+use crate::output::{time_limit, truncated};
+
+const DESCRIPTION: &str = "Run a shell command in the sandbox of run_python. Only safe, read-only commands are allowed \
+    (curl, wget, jq, wc, sort, etc.): files can be written only below $TMPDIR, which is removed afterwards.";
+
+/// Time of a call, beyond the command's.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Programs that a command must not name. The kernel keeps the files as they are whether or not it does; the message is for
+/// the model.
+const BLOCKED: [&str; 33] = [
+    "rm",
+    "mkfs",
+    "dd",
+    "shutdown",
+    "reboot",
+    "kill",
+    "chmod",
+    "chown",
+    "mount",
+    "umount",
+    "mkdir",
+    "rmdir",
+    "mv",
+    "cp",
+    "ln",
+    "sudo",
+    "su",
+    "apt",
+    "yum",
+    "pip",
+    "npm",
+    "docker",
+    "systemctl",
+    "service",
+    "iptables",
+    "eval",
+    "exec",
+    "source",
+    "nc",
+    "ncat",
+    "telnet",
+    "ssh",
+    "apt-get",
+];
+
+/// The pattern of a redirection to an absolute path.
+const REDIRECTION: &str = r">\s*/";
+
+/// Absolute paths to which a redirection is harmless.
+const HARMLESS: [&str; 4] = ["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"];
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Params {
+    /// Shell command to execute.
+    command: String,
+    /// Max execution time in seconds (default 30, max 60).
+    timeout: Option<i64>,
+}
+
+pub(crate) fn run_shell(checks_patterns: bool) -> DynTool {
+    DynTool::from_fn("run_shell", DESCRIPTION, move |params, cx| async move {
+        run(params, &cx, checks_patterns).await
+    })
+    .with_timeout(Some(CALL_TIMEOUT))
+}
+
+async fn run(
+    params: Params,
+    cx: &ToolContext,
+    checks_patterns: bool,
+) -> Result<ToolOutput, ToolError> {
+    let sandbox = &**cx.require_sandbox()?;
+    if checks_patterns && let Some(pattern) = blocked(&params.command) {
+        let stderr = format!("Blocked command pattern: {pattern}");
+        return Ok(result("", &stderr, -1, false));
+    }
+    let timeout = time_limit(params.timeout);
+    let scratch = scratch(sandbox).await?;
+    let directory = scratch.to_string();
+    let request = SpawnRequest::argv(["/bin/sh", "-c", &params.command])
+        .with_env("HOME", &*directory)
+        .with_env("TMPDIR", &*directory)
+        .read_only_except(scratch.clone())
+        .with_timeout(Duration::from_secs(timeout))
+        .with_cancellation(cx.cancellation.clone());
+    let ran = sandbox.run(request).await;
+    // It is removed with the sandbox at the latest.
+    let _ = sandbox.remove(&scratch).await;
+    let output = ran?;
+    Ok(rendered(&output, timeout, sandbox))
+}
+
+/// Creates a directory for what the command writes.
+async fn scratch(sandbox: &dyn Sandbox) -> Result<SandboxPath, SandboxError> {
+    // The name is not one that `run_python` stores files of.
+    let name = format!(".shell-{}", unique_id());
+    let path = sandbox.info().working_directory.join(name.as_bytes())?;
+    sandbox.mkdir(&path).await?;
+    Ok(path)
+}
+
+fn rendered(output: &CommandOutput, timeout: u64, sandbox: &dyn Sandbox) -> ToolOutput {
+    let (stdout, mut stderr) = (truncated(&output.stdout), truncated(&output.stderr));
+    let mut add = |line: &str| {
+        if !stderr.is_empty() && !stderr.ends_with('\n') {
+            stderr.push('\n');
+        }
+        stderr.push_str(line);
+    };
+    match output.exit.status {
+        ExitStatus::Code(0) => result(&stdout, &stderr, 0, false),
+        ExitStatus::Code(code) => {
+            if is_off(sandbox) && names_network(&output.stderr.text()) {
+                add("The sandbox has no network: no host is allowed.");
+            }
+            result(&stdout, &stderr, i64::from(code), false)
+        }
+        ExitStatus::TimedOut { .. } => {
+            add(&format!("Execution timed out after {timeout}s"));
+            result(&stdout, &stderr, -1, true)
+        }
+        _ => result(&stdout, &stderr, -1, false),
+    }
+}
+
+fn result(stdout: &str, stderr: &str, exit_code: i64, timed_out: bool) -> ToolOutput {
+    let success = exit_code == 0;
+    let mut fields = json!({
+        "success": success, "stdout": stdout, "stderr": stderr, "exit_code": exit_code,
+    });
+    if let Some(fields) = fields.as_object_mut().filter(|_| timed_out) {
+        fields.insert("timed_out".to_owned(), true.into());
+    }
+    let mut output = crate::json(&fields);
+    output.success = success;
+    output
+}
+
+fn is_off(sandbox: &dyn Sandbox) -> bool {
+    sandbox.info().network == Some(Network::Off)
+}
+
+/// Whether a message is about a host that can't be reached, as curl and wget put it.
+fn names_network(stderr: &str) -> bool {
+    let parts = [
+        "resolve host",
+        "Failed to connect",
+        "Could not connect",
+        "unable to resolve",
+        "Network is unreachable",
+    ];
+    parts.iter().any(|part| stderr.contains(part))
+}
+
+/// Returns the pattern of the first part of a command line that is not allowed: a program in the place of a command,
+/// or a redirection to an absolute path. It knows quotes and separators, not the whole grammar of a shell.
+fn blocked(line: &str) -> Option<String> {
+    let mut is_command = true;
+    let mut is_target = false;
+    for token in Tokens::new(line) {
+        match token {
+            Token::Separator => (is_command, is_target) = (true, false),
+            Token::Redirection => is_target = true,
+            Token::Word(word) if is_target => {
+                is_target = false;
+                if word.starts_with('/') && !HARMLESS.contains(&&*word) {
+                    return Some(REDIRECTION.to_owned());
+                }
+            }
+            Token::Word(word) if is_command => {
+                let program = word.rsplit('/').next().unwrap_or(&word);
+                let stem = program.split('.').next().unwrap_or(program);
+                if BLOCKED.contains(&stem) {
+                    return Some(format!(r"\b{stem}\b"));
+                }
+                // A variable precedes the command, and these words another one.
+                let precedes = word.contains('=')
+                    || matches!(
+                        program,
+                        "env"
+                            | "xargs"
+                            | "nice"
+                            | "nohup"
+                            | "time"
+                            | "timeout"
+                            | "command"
+                            | "then"
+                            | "do"
+                            | "else"
+                            | "!"
+                    );
+                is_command = precedes;
+            }
+            Token::Word(_) => {}
+        }
+    }
+    None
+}
+
+/// A part of a command line.
+enum Token {
+    Word(String),
+    /// The end of a command.
+    Separator,
+    /// The operator of a redirection of output.
+    Redirection,
+}
+
+/// The tokens of a command line.
+struct Tokens<'l> {
+    rest: std::iter::Peekable<std::str::Chars<'l>>,
+}
+
+impl<'l> Tokens<'l> {
+    fn new(line: &'l str) -> Self {
+        Self {
+            rest: line.chars().peekable(),
+        }
+    }
+
+    fn word(&mut self) -> String {
+        let mut word = String::new();
+        while let Some(c) = self.rest.peek().copied() {
+            match c {
+                '\'' | '"' => {
+                    self.rest.next();
+                    word.extend(self.rest.by_ref().take_while(|next| *next != c));
+                    continue;
+                }
+                '\\' => {
+                    self.rest.next();
+                    word.extend(self.rest.peek());
+                }
+                c if c.is_whitespace() || is_operator(c) => break,
+                c => word.push(c),
+            }
+            self.rest.next();
+        }
+        word
+    }
+}
+
+impl Iterator for Tokens<'_> {
+    type Item = Token;
+
+    fn next(&mut self) -> Option<Token> {
+        while self.rest.next_if(|c| matches!(c, ' ' | '\t')).is_some() {}
+        match *self.rest.peek()? {
+            '>' => {
+                while self
+                    .rest
+                    .next_if(|c| matches!(c, '>' | '|' | '&'))
+                    .is_some()
+                {}
+                Some(Token::Redirection)
+            }
+            c if is_operator(c) || c.is_whitespace() => {
+                self.rest.next();
+                Some(Token::Separator)
+            }
+            _ => Some(Token::Word(self.word())),
+        }
+    }
+}
+
+fn is_operator(c: char) -> bool {
+    matches!(c, ';' | '&' | '|' | '(' | ')' | '{' | '}' | '`' | '<' | '>')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_blocked_by_word_and_place() {
+        for (line, pattern) in [
+            ("rm -rf data", r"\brm\b"),
+            ("/bin/rm x", r"\brm\b"),
+            ("mkfs.ext4 /dev/sda", r"\bmkfs\b"),
+            ("ls; rm x", r"\brm\b"),
+            ("ls && sudo ls", r"\bsudo\b"),
+            ("echo $(kill 1)", r"\bkill\b"),
+            ("r\\m f", r"\brm\b"),
+            ("'r''m' f", r"\brm\b"),
+            ("A=1 eval x", r"\beval\b"),
+            ("env -i; cat x | xargs rm", r"\brm\b"),
+            ("echo x > /etc/passwd", REDIRECTION),
+            ("echo x >>/etc/passwd", REDIRECTION),
+            ("echo x 2> /etc/passwd", REDIRECTION),
+            ("echo x >| '/etc/passwd'", REDIRECTION),
+        ] {
+            assert_eq!(blocked(line).as_deref(), Some(pattern), "{line}");
+        }
+        for line in [
+            "ls 2>/dev/null",
+            "ls >/dev/null 2>&1",
+            "curl https://example.com/docker/hub",
+            "jq '.service' f",
+            "grep -c 'pip' f",
+            "echo kill-switch",
+            "dd-log",
+            "git commit -m 'mv x'",
+            "wc -l < data.csv | sort -n",
+            "echo rm > out.txt",
+        ] {
+            assert_eq!(blocked(line), None, "{line}");
+        }
+    }
+}
