@@ -67,6 +67,8 @@ const LAYERS: &[Layer] = &[
     layer("cantle-agent", CORE).without(NETWORK),
     // Which principals there are is for the program to say.
     layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    // The browser runs in the session's sandbox.
+    layer("cantle-browser", CORE).without(NETWORK),
     // Its requests leave from the program, not from a sandbox.
     layer("cantle-web", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     // Servers at URLs are reached from the program; those that are started get sandboxes of the caller's backend.
@@ -80,6 +82,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-docker",
             "cantle-backends-local",
             "cantle-backends-remote",
+            "cantle-browser",
             "cantle-clients",
             "cantle-mcp",
             "cantle-python",

@@ -54,6 +54,8 @@
 
 #[cfg(feature = "agent")]
 pub use cantle_agent as agent;
+#[cfg(feature = "browser")]
+pub use cantle_browser as browser;
 #[cfg(any(
     feature = "client-anthropic",
     feature = "client-chat",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cantle::agent::AgentBuilder;
+use cantle::browser::BrowserTools;
 use cantle::core::content::{ImageLimits, MediaKind};
 use cantle::core::llm::ModelInfo;
 use cantle::core::policy::Policy;
@@ -24,6 +25,25 @@ pub(crate) struct ExtraTools {
     pub(crate) view_image: bool,
     pub(crate) python: bool,
     pub(crate) web: WebOffer,
+    pub(crate) browser: BrowserOffer,
+}
+
+/// Whether a run has the browser.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum BrowserOffer {
+    #[default]
+    None,
+    Offered,
+}
+
+impl BrowserOffer {
+    fn new(is_offered: bool) -> Self {
+        match is_offered {
+            true => Self::Offered,
+            false => Self::None,
+        }
+    }
 }
 
 impl ExtraTools {
@@ -48,6 +68,7 @@ impl ExtraTools {
             view_image: known.unwrap_or_else(provider_takes_images),
             python: is_wanted(OptionalTool::Python),
             web: WebOffer::new(is_wanted(OptionalTool::Web), settings.search.is_some()),
+            browser: BrowserOffer::new(is_wanted(OptionalTool::Browser)),
         }
     }
 
@@ -58,6 +79,7 @@ impl ExtraTools {
             view_image: was_offered("view_image"),
             python: was_offered("python"),
             web: WebOffer::new(was_offered("fetch_web_page"), was_offered("web_search")),
+            browser: BrowserOffer::new(was_offered("browser_navigate")),
         }
     }
 
@@ -77,6 +99,13 @@ impl ExtraTools {
         let web = self.web.tools(policy, settings, self.view_image, is_replay);
         if let Some(web) = web? {
             agent = agent.provider(web);
+        }
+        if self.browser == BrowserOffer::Offered {
+            let mut browser = BrowserTools::new();
+            if self.view_image {
+                browser = browser.images(ImageLimits::default());
+            }
+            agent = agent.provider(browser);
         }
         if self.python {
             let python = Interpreter::new(Arc::clone(backend))

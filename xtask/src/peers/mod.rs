@@ -6,6 +6,7 @@
 
 mod aimock;
 mod busybox;
+mod chromium;
 mod docker;
 mod e2b;
 mod index;
@@ -34,7 +35,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "aimock",
     "litellm",
     "llama",
@@ -48,6 +49,7 @@ const NAMES: [&str; 13] = [
     "postgres",
     "mcp",
     "index",
+    "chromium",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -170,6 +172,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(postgres),
             join(mcp),
             join(index),
+            chromium::bring_up(),
         ])
     })?;
 
@@ -221,6 +224,7 @@ mod tests {
             [
                 "aimock",
                 "busybox",
+                "chromium",
                 "docker",
                 "e2b",
                 "index",

@@ -226,6 +226,7 @@ pub(crate) enum Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OptionalTool {
+    Browser,
     Python,
     Web,
 }

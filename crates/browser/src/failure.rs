@@ -1,0 +1,40 @@
+//! Why a call fails.
+
+use cantle_core::sandbox::SandboxError;
+
+/// Why a call fails.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The browser can't be used any longer, for this reason; the next call starts a new one.
+    Lost(String),
+    /// The call can't be done; the sentences are for the model.
+    Refused(String),
+    /// The sandbox failed.
+    Sandbox(SandboxError),
+}
+
+impl Failure {
+    pub(crate) fn lost(reason: impl Into<String>) -> Self {
+        Self::Lost(reason.into())
+    }
+
+    pub(crate) fn refused(text: impl Into<String>) -> Self {
+        Self::Refused(text.into())
+    }
+}
+
+impl From<SandboxError> for Failure {
+    fn from(error: SandboxError) -> Self {
+        Self::Sandbox(error)
+    }
+}
+
+/// Cuts text of a page or the browser after a number of characters, and replaces line ends and control characters.
+pub(crate) fn clip(text: &str, chars: usize) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let mut clipped: String = text.chars().take(chars).map(clean).collect();
+    if text.chars().nth(chars).is_some() {
+        clipped.push('…');
+    }
+    clipped
+}
