@@ -7,6 +7,7 @@ use http::{HeaderMap, Request, Uri};
 const ID_HEADER: &str = "e2b-sandbox-id";
 const PORT_HEADER: &str = "e2b-sandbox-port";
 pub(crate) const TOKEN_HEADER: &str = "x-access-token";
+pub(crate) const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
 
 /// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

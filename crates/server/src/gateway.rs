@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use serde_json::json;
 
-use crate::address::TOKEN_HEADER;
+use crate::address::{TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
 use crate::api_error::TOO_MANY_CONNECTIONS;
 use crate::connections;
 use crate::envd;
@@ -22,10 +22,12 @@ use crate::envd::files::signature::{self, SignatureCheck};
 use crate::envd::files::{self, FileQuery};
 use crate::envd::rpc::{self, CallKind};
 use crate::fleet::{Fleet, Member};
+use crate::interpreter;
 use crate::keys;
 
-/// The envd port.
+/// The ports of envd and of the code interpreter.
 const ENVD_PORT: u16 = 49983;
+const INTERPRETER_PORT: u16 = 49999;
 
 /// Lifetime of a sandbox that a request resumed.
 const RESUMED_LIFETIME: Duration = Duration::from_secs(300);
@@ -47,7 +49,7 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     let Some(member) = fleet.find(id) else {
         return not_found(id);
     };
-    let access = authorize(&member, &request);
+    let access = authorize(&member, port, &request);
     if access.is_ok()
         && connections::admit(request.extensions(), &member.identity.owner)
             .await
@@ -63,9 +65,14 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     let Some(live) = member.running() else {
         return not_found(id);
     };
-    if port != ENVD_PORT {
-        return closed_port(id, port);
-    }
+    let contexts = match port {
+        ENVD_PORT => None,
+        INTERPRETER_PORT => match live.contexts() {
+            Some(contexts) => Some(contexts),
+            None => return closed_port(id, port),
+        },
+        _ => return closed_port(id, port),
+    };
     if let Err(error) = access
         && !is_health_check(&request)
     {
@@ -79,7 +86,10 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
         };
     }
     let environment = || member.identity.environment();
-    let answered = envd::serve(&live, environment, request).await;
+    let answered = match contexts {
+        Some(contexts) => envd::serve(&live, interpreter::route(&live, contexts, request)).await,
+        None => envd::serve(&live, envd::route(&live, environment, request)).await,
+    };
     answered.unwrap_or_else(|| not_found(id))
 }
 
@@ -108,10 +118,13 @@ fn is_health_check(request: &Request<Body>) -> bool {
 }
 
 /// Checks the token or signature of a request.
-fn authorize(member: &Member, request: &Request<Body>) -> Result<(), EnvdError> {
+fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), EnvdError> {
     let path = request.uri().path();
     let token = member.identity.token.expose();
-    if has_token(request, token) {
+    // SDKs send only this header with requests about contexts.
+    let has_traffic_token =
+        || port == INTERPRETER_PORT && header_is(request, TRAFFIC_TOKEN_HEADER, token);
+    if has_token(request, token) || has_traffic_token() {
         return Ok(());
     }
     let verdict = match files::operation(request.method()) {
@@ -131,7 +144,11 @@ fn authorize(member: &Member, request: &Request<Body>) -> Result<(), EnvdError> 
 }
 
 fn has_token(request: &Request<Body>, token: &str) -> bool {
-    let given = request.headers().get(TOKEN_HEADER);
+    header_is(request, TOKEN_HEADER, token)
+}
+
+fn header_is(request: &Request<Body>, name: &str, token: &str) -> bool {
+    let given = request.headers().get(name);
     given.is_some_and(|given| keys::constant_time_eq(given.as_bytes(), token.as_bytes()))
 }
 

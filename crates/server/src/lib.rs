@@ -35,6 +35,7 @@ mod error;
 mod extension;
 mod fleet;
 mod gateway;
+mod interpreter;
 mod keys;
 mod random;
 mod server;

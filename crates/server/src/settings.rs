@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::code::CodeInterpreter;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::Backend;
 
@@ -61,6 +62,8 @@ impl Default for ServerLimits {
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) templates: BTreeMap<String, Arc<dyn Backend>>,
+    /// The interpreter of Python code, if it is served.
+    pub(crate) interpreter: Option<Arc<dyn CodeInterpreter>>,
     pub(crate) policy: Policy,
     pub(crate) keys: Keys,
     pub(crate) limits: ServerLimits,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use cantle::backends::local::LocalBackend;
 use cantle::core::secret::SecretText;
+use cantle::python::Interpreter;
 use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
@@ -56,7 +57,9 @@ pub(crate) async fn perform(
     let max_sandboxes = limits.sandboxes;
     raise_open_files();
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
+    let interpreter = Interpreter::new(local.clone());
     let mut builder = Server::builder(backend)
+        .interpreter(Arc::new(interpreter))
         .policy(policy)
         .extension("/mcp", Arc::new(mcp))
         .limits(limits)

@@ -4,6 +4,7 @@
 
 mod access;
 mod commands;
+pub(crate) mod contexts;
 mod directories;
 pub(crate) mod error;
 pub(crate) mod files;
@@ -28,20 +29,18 @@ use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use serde_json::json;
 
-pub(crate) use self::access::SandboxUse;
+pub(crate) use self::access::{SandboxAccount, SandboxUse};
 use self::error::{Result, SandboxGone, plain};
 use self::files::FileQuery;
 pub(crate) use self::running::RunningSandbox;
 
-/// Serves an authorized request; `environment` returns the variables of every command. Returns `None`
-/// if the sandbox has ended.
+/// Serves an authorized request by `answer`, which ends with the sandbox. Returns `None` if the sandbox has ended.
 pub(crate) async fn serve(
     live: &Arc<RunningSandbox>,
-    environment: impl FnOnce() -> BTreeMap<String, SecretText>,
-    request: Request<Body>,
+    answer: impl Future<Output = Response>,
 ) -> Option<Response> {
     let answered = tokio::select! {
-        response = route(live, environment, request) => response,
+        response = answer => response,
         () = live.ended.cancelled() => return None,
     };
     if answered.extensions().get::<SandboxGone>().is_some() {
@@ -50,7 +49,8 @@ pub(crate) async fn serve(
     (!live.gone.is_cancelled()).then(|| abort_with_sandbox(answered, live))
 }
 
-async fn route(
+/// Answers a request; `environment` returns the variables of every command.
+pub(crate) async fn route(
     live: &Arc<RunningSandbox>,
     environment: impl FnOnce() -> BTreeMap<String, SecretText>,
     request: Request<Body>,

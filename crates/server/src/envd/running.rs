@@ -11,10 +11,11 @@ use tokio_util::task::TaskTracker;
 
 use super::access::{SandboxAccount, SandboxUse};
 use super::commands::Commands;
+use super::contexts::Contexts;
 use super::directories::watchers::Watchers;
 use super::metadata::Metadata;
 use crate::accounts::Accounts;
-use crate::settings::ServerLimits;
+use crate::settings::Settings;
 use crate::tasks::Tasks;
 use cantle_core::principal::PrincipalId;
 
@@ -37,34 +38,55 @@ pub(crate) struct RunningSandbox {
     /// Tasks that end with the sandbox.
     pub(crate) tasks: Tasks,
     pub(crate) account: SandboxAccount,
-    sandbox: Mutex<Option<Arc<dyn Sandbox>>>,
+    /// Maximum duration of an execution of code.
+    pub(crate) max_execution: Duration,
+    opened: Mutex<Option<OpenedSandbox>>,
     uses: TaskTracker,
+}
+
+/// The sandbox, and its code interpreter.
+#[derive(Clone)]
+struct OpenedSandbox {
+    sandbox: Arc<dyn Sandbox>,
+    contexts: Option<Arc<Contexts>>,
 }
 
 impl RunningSandbox {
     pub(crate) fn new(
         sandbox: Arc<dyn Sandbox>,
-        limits: &ServerLimits,
+        settings: &Settings,
         accounts: &Accounts,
         owner: &PrincipalId,
     ) -> Self {
+        let limits = &settings.limits;
+        let home = sandbox.info().working_directory.clone();
+        let contexts = settings.interpreter.as_ref().map(|interpreter| {
+            let session = interpreter.open_session(Arc::clone(&sandbox));
+            Arc::new(Contexts::new(session, &home))
+        });
         let account = SandboxAccount::new(accounts, owner, limits.memory_bytes_per_sandbox);
         Self {
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
-            home: sandbox.info().working_directory.clone(),
+            home,
             commands: Commands::new(limits.commands, limits.idle),
             watchers: Watchers::new(limits.watchers),
             metadata: Metadata::new(account.charge()),
             tasks: Tasks::default(),
             account,
-            sandbox: Mutex::new(Some(sandbox)),
+            max_execution: limits.lifetime,
+            opened: Mutex::new(Some(OpenedSandbox { sandbox, contexts })),
             uses: TaskTracker::new(),
         }
     }
 
-    fn sandbox(&self) -> MutexGuard<'_, Option<Arc<dyn Sandbox>>> {
-        self.sandbox.lock().unwrap_or_else(PoisonError::into_inner)
+    fn opened(&self) -> MutexGuard<'_, Option<OpenedSandbox>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the contexts of its code interpreter, if there is one.
+    pub(crate) fn contexts(&self) -> Option<Arc<Contexts>> {
+        self.opened().as_ref()?.contexts.clone()
     }
 
     /// Returns a reference to the sandbox.
@@ -72,8 +94,8 @@ impl RunningSandbox {
     /// # Errors
     /// [`SandboxErrorKind::Closed`] if it has ended.
     pub(crate) fn acquire(&self) -> Result<SandboxUse, SandboxError> {
-        match &*self.sandbox() {
-            Some(sandbox) if !self.ended.is_cancelled() => {
+        match &*self.opened() {
+            Some(OpenedSandbox { sandbox, .. }) if !self.ended.is_cancelled() => {
                 let account = self.account.clone();
                 Ok(SandboxUse::new(
                     Arc::clone(sandbox),
@@ -89,22 +111,23 @@ impl RunningSandbox {
     }
 
     /// Aborts all requests, waits for them to release the sandbox, and takes it.
-    async fn drain(&self) -> Option<Arc<dyn Sandbox>> {
+    async fn drain(&self) -> Option<OpenedSandbox> {
         self.ended.cancel();
         self.uses.close();
         if timeout(RELEASE_TIMEOUT, self.uses.wait()).await.is_err() {
             tracing::debug!("a sandbox that has ended is still in use");
         }
-        self.sandbox().take()
+        self.opened().take()
     }
 
     /// Closes the sandbox.
     pub(crate) async fn close(&self) -> Result<(), SandboxError> {
         self.ended.cancel();
-        let sandbox = self.sandbox().clone();
-        let Some(sandbox) = sandbox else {
+        let opened = self.opened().clone();
+        let Some(OpenedSandbox { sandbox, contexts }) = opened else {
             return Ok(());
         };
+        drop(contexts);
         let closed = sandbox.close().await;
         drop(sandbox);
         drop(self.drain().await);
@@ -113,11 +136,11 @@ impl RunningSandbox {
 
     /// Drops the sandbox, which ends its processes; a kept one can be reattached.
     pub(crate) async fn detach(&self) {
-        let Some(sandbox) = self.drain().await else {
+        let Some(opened) = self.drain().await else {
             return;
         };
         // Dropping blocks until all processes have ended.
-        if let Err(error) = spawn_blocking(move || drop(sandbox)).await {
+        if let Err(error) = spawn_blocking(move || drop(opened)).await {
             tracing::warn!(%error, "detaching from a sandbox was interrupted");
         }
     }

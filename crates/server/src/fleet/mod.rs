@@ -150,7 +150,7 @@ impl Fleet {
     }
 
     fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &PrincipalId) -> SandboxState {
-        let running = RunningSandbox::new(sandbox, &self.settings.limits, &self.accounts, owner);
+        let running = RunningSandbox::new(sandbox, &self.settings, &self.accounts, owner);
         SandboxState::Running(Arc::new(running))
     }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cantle_core::code::CodeInterpreter;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::Backend;
 use cantle_core::secret::SecretText;
@@ -18,6 +19,8 @@ use crate::settings::{ServerLimits, Settings, machine_memory_bytes};
 
 /// The SDKs' default template.
 const DEFAULT_TEMPLATE: &str = "base";
+/// The default template of the code-interpreter SDKs.
+const INTERPRETER_TEMPLATE: &str = "code-interpreter-v1";
 
 /// Builder of a [`Server`].
 #[must_use]
@@ -44,6 +47,7 @@ impl ServerBuilder {
         Self {
             settings: Settings {
                 templates: BTreeMap::from([(DEFAULT_TEMPLATE.to_owned(), backend)]),
+                interpreter: None,
                 policy: Policy::workspace(),
                 keys: Keys::default(),
                 limits: ServerLimits::default(),
@@ -59,6 +63,13 @@ impl ServerBuilder {
     /// Adds a template whose sandboxes `backend` opens. The builder's first backend is `base`.
     pub fn template(mut self, name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         self.settings.templates.insert(name.into(), backend);
+        self
+    }
+
+    /// Serves the code interpreter of every sandbox: Python by `interpreter`, and Bash and JavaScript by the sandbox's
+    /// programs. The template `code-interpreter-v1` is that of the builder's first backend, unless it was added.
+    pub fn interpreter(mut self, interpreter: Arc<dyn CodeInterpreter>) -> Self {
+        self.settings.interpreter = Some(interpreter);
         self
     }
 
@@ -119,7 +130,15 @@ impl ServerBuilder {
     /// [`ServeErrorKind::KeyNeeded`] if the address is not a loopback address and no key is configured;
     /// [`ServeErrorKind::Bind`] if binding fails; [`ServeErrorKind::State`] if the state directory is
     /// not usable.
-    pub async fn bind(self, address: SocketAddr) -> Result<Server, ServeError> {
+    pub async fn bind(mut self, address: SocketAddr) -> Result<Server, ServeError> {
+        let templates = &mut self.settings.templates;
+        if let Some(base) = templates.get(DEFAULT_TEMPLATE).map(Arc::clone)
+            && self.settings.interpreter.is_some()
+        {
+            templates
+                .entry(INTERPRETER_TEMPLATE.to_owned())
+                .or_insert(base);
+        }
         let public = !address.ip().to_canonical().is_loopback();
         if public && self.settings.keys.is_empty() {
             let message = format!("{address} can be reached by others, so that a key is needed");

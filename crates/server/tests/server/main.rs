@@ -12,6 +12,7 @@
 mod bounds;
 mod control;
 mod files;
+mod interpreter;
 mod killed;
 mod life;
 mod processes;

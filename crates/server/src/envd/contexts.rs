@@ -1,0 +1,228 @@
+//! The contexts of a sandbox.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cantle_core::code::CodeSession;
+use cantle_core::sandbox::SandboxPath;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::access::SandboxAccount;
+use super::error::{EnvdError, Result, RpcCode};
+use super::path;
+use crate::accounts::Lease;
+use crate::random;
+
+/// Maximum number of contexts of a sandbox, and of executions at once.
+const MAX_CONTEXTS: usize = 32;
+const MAX_EXECUTIONS: usize = 32;
+/// Maximum length of a working directory's path.
+const MAX_PATH_BYTES: usize = 4096;
+const ID_CHARS: usize = 20;
+
+/// A language that code can be executed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Language {
+    /// In an interpreter that keeps variables.
+    Python,
+    /// In a process of each execution's own.
+    Bash,
+    Javascript,
+}
+
+impl Language {
+    const ALL: [(&str, Self); 3] = [
+        ("python", Self::Python),
+        ("bash", Self::Bash),
+        ("javascript", Self::Javascript),
+    ];
+
+    fn parse(name: &str) -> Result<Self> {
+        let lower = name.to_ascii_lowercase();
+        let named = Self::ALL.into_iter().find(|(known, _)| *known == lower);
+        named.map(|(_, language)| language).ok_or_else(|| {
+            let shown: String = name.chars().take(40).collect();
+            EnvdError::invalid(format!(
+                "the language '{shown}' is not supported: use python, bash or javascript"
+            ))
+        })
+    }
+}
+
+/// The options of a new context.
+#[derive(Deserialize)]
+pub(crate) struct ContextOptions {
+    language: Option<String>,
+    cwd: Option<String>,
+}
+
+/// A context, as clients see it.
+#[derive(Clone, Serialize)]
+pub(crate) struct ContextInfo {
+    pub(crate) id: String,
+    pub(crate) language: Language,
+    pub(crate) cwd: String,
+}
+
+/// One context. A restart replaces it.
+pub(crate) struct CodeContext {
+    pub(crate) info: ContextInfo,
+    /// Cancelled when the context is restarted or removed.
+    pub(crate) ended: CancellationToken,
+    executions: AtomicU64,
+    /// The descriptors of its interpreter.
+    descriptors: Mutex<Option<Lease>>,
+}
+
+impl CodeContext {
+    fn new(info: ContextInfo) -> Arc<Self> {
+        Arc::new(Self {
+            info,
+            ended: CancellationToken::new(),
+            executions: AtomicU64::new(0),
+            descriptors: Mutex::default(),
+        })
+    }
+
+    /// Returns the number of an execution that begins.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.executions.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Takes the descriptors of its interpreter, unless it has them.
+    pub(crate) fn take_descriptors(&self, account: &SandboxAccount) -> Result<()> {
+        let descriptors = self.descriptors.lock();
+        let mut descriptors = descriptors.unwrap_or_else(PoisonError::into_inner);
+        if descriptors.is_none() {
+            *descriptors = Some(account.take_descriptors()?);
+        }
+        Ok(())
+    }
+}
+
+/// The contexts of a sandbox; each language has one whose id is its name.
+pub(crate) struct Contexts {
+    pub(crate) session: Arc<dyn CodeSession>,
+    pub(crate) executions: Arc<Semaphore>,
+    table: Mutex<BTreeMap<String, Arc<CodeContext>>>,
+}
+
+impl Contexts {
+    pub(crate) fn new(session: Arc<dyn CodeSession>, home: &SandboxPath) -> Self {
+        let default = |(name, language): (&str, Language)| {
+            let info = ContextInfo {
+                id: name.to_owned(),
+                language,
+                cwd: home.to_string(),
+            };
+            (name.to_owned(), CodeContext::new(info))
+        };
+        Self {
+            session,
+            executions: Arc::new(Semaphore::new(MAX_EXECUTIONS)),
+            table: Mutex::new(Language::ALL.into_iter().map(default).collect()),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Arc<CodeContext>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn list(&self) -> Vec<ContextInfo> {
+        let table = self.table();
+        table.values().map(|context| context.info.clone()).collect()
+    }
+
+    /// Creates a context. Its interpreter starts with the first execution.
+    pub(crate) fn create(
+        &self,
+        options: ContextOptions,
+        home: &SandboxPath,
+    ) -> Result<ContextInfo> {
+        let language = Language::parse(options.language.as_deref().unwrap_or("python"))?;
+        let cwd = options.cwd.unwrap_or_default();
+        if cwd.len() > MAX_PATH_BYTES {
+            return Err(EnvdError::invalid("the path of the directory is too long"));
+        }
+        let no_randomness = |_| {
+            let message = "the system has no source of randomness";
+            EnvdError::new(RpcCode::Internal, message)
+        };
+        let info = ContextInfo {
+            id: random::text(ID_CHARS).map_err(no_randomness)?,
+            language,
+            cwd: path::resolve(&cwd, home)?.to_string(),
+        };
+        let mut table = self.table();
+        if table.len() >= MAX_CONTEXTS {
+            let message = format!("the sandbox has {MAX_CONTEXTS} contexts: remove one first");
+            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+        }
+        table.insert(info.id.clone(), CodeContext::new(info.clone()));
+        Ok(info)
+    }
+
+    /// Returns the context of an execution.
+    pub(crate) fn select(
+        &self,
+        id: Option<&str>,
+        language: Option<&str>,
+    ) -> Result<Arc<CodeContext>> {
+        match (id, language) {
+            (Some(_), Some(_)) => {
+                let message = "only one of context_id and language can be provided";
+                Err(EnvdError::invalid(message))
+            }
+            (Some(id), None) => self.find(id),
+            (None, language) => {
+                let language = language.unwrap_or("python").to_ascii_lowercase();
+                Language::parse(&language)?;
+                self.find(&language)
+            }
+        }
+    }
+
+    fn find(&self, id: &str) -> Result<Arc<CodeContext>> {
+        let found = self.table().get(id).map(Arc::clone);
+        found.ok_or_else(|| {
+            let shown: String = id.chars().take(40).collect();
+            EnvdError::not_found(format!("context {shown} not found"))
+        })
+    }
+
+    /// Interrupts the executions of a context and forgets its variables.
+    pub(crate) async fn restart(&self, id: &str) -> Result<()> {
+        let context = self.find(id)?;
+        context.ended.cancel();
+        self.session.end(id).await;
+        let mut table = self.table();
+        // It may have been removed meanwhile.
+        if let Some(current) = table.get_mut(id).filter(|it| Arc::ptr_eq(it, &context)) {
+            *current = CodeContext::new(context.info.clone());
+        }
+        Ok(())
+    }
+
+    /// Removes a context; one with the name of a language is restarted instead, because each language keeps it.
+    pub(crate) async fn remove(&self, id: &str) -> Result<()> {
+        if Language::parse(id).is_ok() {
+            return self.restart(id).await;
+        }
+        let context = self.find(id)?;
+        context.ended.cancel();
+        self.session.end(id).await;
+        self.table().remove(id);
+        Ok(())
+    }
+
+    /// Ends the interpreter of a context that was removed before an execution started it.
+    pub(crate) async fn end_if_removed(&self, id: &str) {
+        if self.find(id).is_err() {
+            self.session.end(id).await;
+        }
+    }
+}
