@@ -38,6 +38,9 @@ pub(crate) async fn spawn(
     sandbox: &Arc<Shared>,
     request: SpawnRequest,
 ) -> Result<Box<dyn Process>, SandboxError> {
+    if request.read_only_except.is_some() {
+        return Err(SandboxError::unsupported("read-only commands are not supported"));
+    }
     if request.pty.is_some() || request.spill.is_some() || request.background == Background::Keep {
         let message = "terminals, spilled output and background processes are not supported";
         return Err(SandboxError::unsupported(message));

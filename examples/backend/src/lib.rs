@@ -3,8 +3,8 @@
 //!
 //! A backend is two types: immutable configuration that implements [`Backend`], and what it opens, which
 //! implements [`Sandbox`]. `files` resolves paths beneath the directory; `command` starts processes and
-//! passes them to the command driver. Terminals, spilled output, background processes and kept sandboxes
-//! return `Unsupported`. It confines nothing, so a strict policy that restricts anything but the
+//! passes them to the command driver. Terminals, spilled output, background processes, read-only commands and
+//! kept sandboxes return `Unsupported`. It confines nothing, so a strict policy that restricts anything but the
 //! environment and the time is refused.
 //!
 //! `tests/conformance.rs` runs the suite that every backend must pass.
