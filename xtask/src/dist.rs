@@ -60,7 +60,7 @@ pub fn build(target: &str, profile: Profile) -> Command {
     let mut cargo = shell::cargo();
     cargo
         .args(["build", "--package=cantle-cli", "--target", target])
-        .args(["--profile", profile.name()])
+        .args(["--profile", profile.name(), "--features", "postgres,s3"])
         .env(flags, FLAGS);
     cargo
 }

@@ -60,7 +60,7 @@ const LAYERS: &[Layer] = &[
     )
     .without(TLS),
     // Which backend it serves is for the program to say.
-    layer("cantle-server", CORE).without(TLS),
+    layer("cantle-server", &["cantle-core", "cantle-files"]).without(TLS),
     layer("cantle-tools", CORE).without(NETWORK),
     // Its sandboxes come from the caller's backend.
     layer("cantle-python", CORE).without(NETWORK),
@@ -91,7 +91,15 @@ const LAYERS: &[Layer] = &[
         ],
     )
     .without(TERMINAL),
-    layer("cantle-cli", &["cantle", "cantle-server"]),
+    layer(
+        "cantle-cli",
+        &[
+            "cantle",
+            "cantle-code-executor",
+            "cantle-files",
+            "cantle-server",
+        ],
+    ),
     layer(
         "cantle-bench",
         &[

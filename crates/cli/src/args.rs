@@ -11,13 +11,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cantle::core::policy::parse_bytes;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory as _, Parser as _};
+use url::Url;
 
 pub(crate) use self::chat::ChatArgs;
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
+use crate::files::FilesArgs;
 use crate::mcp::McpArgs;
 use crate::settings::{
     Given, KeepSettings, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
@@ -442,6 +445,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
 
+    /// File of keys that are bound to principals, in lines of `KEY ID [LEVEL]`
+    ///
+    /// A client with such a key acts on behalf of its principal. Levels are guest, which is the default, user,
+    /// admin and owner.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) principals: Option<PathBuf>,
+
     /// Where sandboxes run: `local`, `docker:IMAGE` or `dockerfile:PATH`
     #[arg(long, value_name = "WHERE", default_value = "local")]
     pub(crate) backend: BackendArg,
@@ -474,7 +484,57 @@ pub(crate) struct ServeArgs {
     pub(crate) max_lifetime: Option<Duration>,
 
     #[command(flatten)]
+    pub(crate) tools: ServedToolsArgs,
+
+    #[command(flatten)]
     pub(crate) policy: Given<PolicySettings>,
+}
+
+/// The service of tools of `cantle serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ServedToolsArgs {
+    /// Serve the tools of code_executor, too: /manifest, /execute and /files
+    ///
+    /// A client's key is a service token. Its calls name the `user_id` that they are for, unless --principals binds
+    /// the key to one. Each principal has a sandbox and files of its own.
+    #[arg(long = "tools")]
+    pub(crate) is_enabled: bool,
+
+    #[command(flatten)]
+    pub(crate) files: FilesArgs,
+
+    /// Address under which clients reach stored files [default: that of this server, presigned ones of a bucket]
+    #[arg(
+        long,
+        value_name = "URL",
+        requires = "is_enabled",
+        help_heading = "Stored files"
+    )]
+    pub(crate) files_url: Option<Url>,
+
+    /// Maximum number of files that a principal stores [default: 10000]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "is_enabled",
+        help_heading = "Limits"
+    )]
+    pub(crate) max_stored_files: Option<u64>,
+
+    /// Maximum size of the files that a principal stores, such as 500M [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "is_enabled",
+        help_heading = "Limits")]
+    pub(crate) max_stored_bytes: Option<u64>,
+
+    /// Maximum number of tool calls of a principal in a minute [default: 120]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
+        requires = "is_enabled", help_heading = "Limits")]
+    pub(crate) max_calls_per_minute: Option<u32>,
+}
+
+/// Parses a size such as `500M`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| "expected a size such as 500M or 10G".to_owned())
 }
 
 // Without a doc comment, the description is that of `RunArgs`.

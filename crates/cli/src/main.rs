@@ -19,6 +19,7 @@ mod endpoint;
 mod environment;
 mod exit;
 mod extra_tools;
+mod files;
 mod images;
 mod interrupts;
 mod kept_sandbox;

@@ -93,6 +93,11 @@ impl StateDir {
         self.directory.join("serve")
     }
 
+    /// Returns the directory of stored files and their catalogue.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.directory.join("files")
+    }
+
     /// Returns a backend whose working directories are kept here.
     ///
     /// # Errors

@@ -41,6 +41,7 @@ mod random;
 mod server;
 mod settings;
 mod tasks;
+mod tools;
 mod unread_body;
 
 pub use axum::body::Body;
@@ -50,3 +51,4 @@ pub use self::extension::{Extension, ExtensionClient};
 pub use self::fleet::SandboxPlace;
 pub use self::server::{Server, ServerBuilder};
 pub use self::settings::ServerLimits;
+pub use self::tools::ToolService;

@@ -24,6 +24,7 @@ use crate::extension::Extensions;
 use crate::fleet::Fleet;
 use crate::gateway;
 use crate::settings::Settings;
+use crate::tools::{ToolRoutes, ToolService};
 
 /// A bound server; [`Server::serve`] starts serving.
 pub struct Server {
@@ -31,6 +32,7 @@ pub struct Server {
     address: SocketAddr,
     fleet: Arc<Fleet>,
     extensions: Arc<Extensions>,
+    tools: Option<Arc<ToolRoutes>>,
 }
 
 impl fmt::Debug for Server {
@@ -66,7 +68,18 @@ impl Server {
             address,
             fleet: Fleet::open(settings).await?,
             extensions: Arc::new(extensions),
+            tools: None,
         })
+    }
+
+    /// Serves tools, too: `/manifest`, `/execute`, `/files`, and `/health` with a body. The signed addresses of
+    /// their files may begin with [`address`](Self::address).
+    ///
+    /// Must be called on a Tokio runtime.
+    #[must_use]
+    pub fn tools(mut self, service: ToolService) -> Self {
+        self.tools = Some(Arc::new(ToolRoutes::new(service, &self.fleet)));
+        self
     }
 
     /// Returns the local address.
@@ -104,6 +117,7 @@ impl Server {
         let dispatcher = Arc::new(Dispatcher {
             control: control::Control::new(Arc::clone(fleet), Arc::clone(&self.extensions)),
             fleet: Arc::clone(fleet),
+            tools: self.tools.clone(),
         });
         let accounts = Arc::clone(&fleet.accounts);
         let answer = move |request| {
@@ -111,6 +125,9 @@ impl Server {
             async move { dispatcher.answer(request).await }
         };
         let stop = async {
+            if let Some(tools) = &self.tools {
+                tools.stop().await;
+            }
             for extension in self.extensions.values() {
                 extension.stop().await;
             }
@@ -120,10 +137,11 @@ impl Server {
     }
 }
 
-/// Dispatches requests to the control plane and to envd.
+/// Dispatches requests to the control plane, to envd and to the service of tools.
 struct Dispatcher {
     control: control::Control,
     fleet: Arc<Fleet>,
+    tools: Option<Arc<ToolRoutes>>,
 }
 
 impl Dispatcher {
@@ -137,7 +155,10 @@ impl Dispatcher {
             )
             .into_response(),
             Destination::ByCredential => gateway::serve_by_credential(&self.fleet, request).await,
-            Destination::ControlPlane => self.control.answer(request).await,
+            Destination::ControlPlane => match &self.tools {
+                Some(tools) if ToolRoutes::has(request.uri().path()) => tools.answer(request).await,
+                _ => self.control.answer(request).await,
+            },
         }
     }
 }

@@ -58,6 +58,9 @@ impl Default for ServerLimits {
     }
 }
 
+/// The SDKs' default template, and that of leased sandboxes.
+pub(crate) const DEFAULT_TEMPLATE: &str = "base";
+
 /// Settings of a running server.
 #[derive(Clone)]
 pub(crate) struct Settings {

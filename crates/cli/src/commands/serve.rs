@@ -1,32 +1,30 @@
 //! `cantle serve`: sandboxes for clients of the E2B API.
 
+mod keys;
+mod tools;
+
 use std::fmt;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use cantle::backends::local::LocalBackend;
-use cantle::core::secret::SecretText;
 use cantle::python::Interpreter;
 use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
+use self::keys::KEYS_VARIABLE;
 use super::mcp::McpExtension;
 use super::print;
 use crate::args::ServeArgs;
 use crate::backend;
 use crate::config;
-use crate::environment::variable;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::state_dir::{StateDir, create_traversable};
 use crate::text;
-
-/// Variable of the comma-separated keys, if there is no key file.
-const KEYS_VARIABLE: &str = "CANTLE_SERVE_KEYS";
 
 /// Open files of a server with thousands of sandboxes and connections.
 const OPEN_FILES: u64 = 1 << 17;
@@ -40,7 +38,9 @@ pub(crate) async fn perform(
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
     let policy = config::resolve_policy(&args.policy)?;
-    let keys = keys(args.key_file.as_deref()).usage()?;
+    let keys = keys::keys(args.key_file.as_deref()).usage()?;
+    let principals = args.principals.as_deref().map(keys::principals);
+    let principals = principals.transpose().usage()?.unwrap_or_default();
     let state = StateDir::find().usage()?;
     let workspaces = state.served();
     create_traversable(&workspaces)
@@ -67,10 +67,22 @@ pub(crate) async fn perform(
     for key in &keys {
         builder = builder.key(key);
     }
+    for (key, principal) in &principals {
+        builder = builder.principal(key, principal);
+    }
     if let Some(domain) = &args.domain {
         builder = builder.domain(domain);
     }
-    let server = builder.bind(args.listen).await.map_err(not_started)?;
+    let mut server = builder.bind(args.listen).await.map_err(not_started)?;
+    let url = url(server.address());
+    if args.tools.is_enabled {
+        let base = match &args.domain {
+            Some(domain) => format!("https://api.{domain}"),
+            None => url.clone(),
+        };
+        let service = tools::service(&args.tools, &state, &base).await;
+        server = server.tools(service.usage()?);
+    }
     let by_open_files = server.sandboxes_by_open_files();
     if by_open_files < max_sandboxes {
         warn(format_args!(
@@ -98,7 +110,8 @@ pub(crate) async fn perform(
     for (path, error) in &reclaimed.failed {
         warn(format_args!("{}: {error}", path.display()));
     }
-    announce(server.address(), keys.is_empty())?;
+    let accepts_any_key = keys.is_empty() && principals.is_empty();
+    announce(server.address(), &url, accepts_any_key)?;
     server.serve(cancellation).await.internal()?;
     Ok(0)
 }
@@ -122,40 +135,23 @@ fn raise_open_files() {
     }
 }
 
-/// Prints the address and the variables for SDKs, in one line.
-fn announce(address: SocketAddr, accepts_any_key: bool) -> Result<(), Failure> {
+/// Returns the address for clients on this machine.
+fn url(address: SocketAddr) -> String {
     let reachable: IpAddr = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => [127, 0, 0, 1].into(),
         IpAddr::V6(ip) if ip.is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
-    let url = format!("http://{}", SocketAddr::new(reachable, address.port()));
+    format!("http://{}", SocketAddr::new(reachable, address.port()))
+}
+
+/// Prints the address and the variables for SDKs, in one line.
+fn announce(address: SocketAddr, url: &str, accepts_any_key: bool) -> Result<(), Failure> {
     // Some SDKs check its format.
     let key = accepts_any_key.then(|| format!(" E2B_API_KEY=e2b_{:040}", 0));
     let key = key.unwrap_or_default();
     let line = format!("listening on {address}: E2B_API_URL={url} E2B_SANDBOX_URL={url}{key}\n");
     print(&line)
-}
-
-/// Returns the keys of the file, or else of the variable.
-fn keys(file: Option<&Path>) -> anyhow::Result<Vec<SecretText>> {
-    let (text, separator) = match file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("failed to read the keys in {}", path.display()))?;
-            (text, '\n')
-        }
-        None => (variable(KEYS_VARIABLE).unwrap_or_default(), ','),
-    };
-    let keys = text
-        .split(separator)
-        .map(str::trim)
-        .filter(|key| !key.is_empty() && !key.starts_with('#'));
-    let keys: Vec<SecretText> = keys.map(SecretText::from).collect();
-    match file {
-        Some(path) if keys.is_empty() => Err(anyhow!("{} contains no key", path.display())),
-        _ => Ok(keys),
-    }
 }
 
 fn not_started(error: ServeError) -> Failure {

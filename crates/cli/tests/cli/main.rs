@@ -29,6 +29,7 @@ mod resume;
 mod run;
 mod serve;
 mod serve_mcp;
+mod serve_tools;
 mod settings;
 mod sub_agents;
 #[path = "../support/mod.rs"]

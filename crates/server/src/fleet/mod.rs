@@ -35,7 +35,7 @@ use crate::api_error::{ApiError, ApiResult};
 use crate::envd::RunningSandbox;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::random;
-use crate::settings::Settings;
+use crate::settings::{DEFAULT_TEMPLATE, Settings};
 use crate::tasks::Tasks;
 use cantle_core::principal::{Level, Principal, PrincipalId};
 
@@ -268,8 +268,25 @@ impl Fleet {
         }
         policy.environment.extend(identity.environment());
         let mut context = SandboxContext::new(identity.run, policy);
-        context.principal = Principal::new(identity.owner.as_str(), Level::User).ok();
+        let level = self.settings.keys.level_of(&identity.owner);
+        let level = level.unwrap_or(Level::User);
+        context.principal = Principal::new(identity.owner.as_str(), level).ok();
         context
+    }
+
+    /// Opens a sandbox that is no member of the fleet.
+    pub(crate) async fn open_leased(
+        &self,
+        run: RunId,
+        principal: Principal,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let backend = self.settings.templates.get(DEFAULT_TEMPLATE);
+        let backend = backend.ok_or_else(|| SandboxError::gone("the template no longer exists"))?;
+        let mut context = SandboxContext::new(run, self.settings.policy.clone());
+        context.principal = Some(principal);
+        // The semaphore is never closed.
+        let _permit = self.opening.acquire().await.ok();
+        backend.open(context).await
     }
 
     /// Spawns a task that ends a running sandbox at its deadline, or when it is gone.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cantle_core::code::CodeInterpreter;
 use cantle_core::policy::Policy;
+use cantle_core::principal::Principal;
 use cantle_core::sandbox::Backend;
 use cantle_core::secret::SecretText;
 
@@ -15,10 +16,8 @@ use super::Server;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::extension::{Extension, Extensions};
 use crate::keys::Keys;
-use crate::settings::{ServerLimits, Settings, machine_memory_bytes};
+use crate::settings::{DEFAULT_TEMPLATE, ServerLimits, Settings, machine_memory_bytes};
 
-/// The SDKs' default template.
-const DEFAULT_TEMPLATE: &str = "base";
 /// The default template of the code-interpreter SDKs.
 const INTERPRETER_TEMPLATE: &str = "code-interpreter-v1";
 
@@ -86,6 +85,13 @@ impl ServerBuilder {
     /// Without keys any key is accepted, and the server binds only to loopback addresses.
     pub fn key(mut self, key: &SecretText) -> Self {
         self.settings.keys.add(key.expose());
+        self
+    }
+
+    /// Adds an accepted key that is bound to a principal: everything that its clients do is on its behalf. All
+    /// keys of one principal have its latest level.
+    pub fn principal(mut self, key: &SecretText, principal: &Principal) -> Self {
+        self.settings.keys.bind(key.expose(), principal);
         self
     }
 

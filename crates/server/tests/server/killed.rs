@@ -568,7 +568,7 @@ fn name_and_parent(pid: u32) -> (String, u32) {
 }
 
 /// Kills the ancestor with this name of a command.
-async fn kill_above(mark: &str, name: &str) {
+pub(crate) async fn kill_above(mark: &str, name: &str) {
     // A process in `execve` has no environment.
     let mut pid = 0;
     eventually("something runs", async || {

@@ -18,3 +18,4 @@ mod life;
 mod processes;
 mod sdk;
 mod support;
+mod tools;

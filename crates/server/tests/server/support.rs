@@ -70,8 +70,18 @@ pub(crate) async fn serve_in(
     directory: tempfile::TempDir,
     change: impl FnOnce(ServerBuilder) -> ServerBuilder,
 ) -> TestServer {
+    serve_bound(directory, change, async |server| server).await
+}
+
+/// Serves with a change of the server that needs its address.
+pub(crate) async fn serve_bound(
+    directory: tempfile::TempDir,
+    change: impl FnOnce(ServerBuilder) -> ServerBuilder,
+    complete: impl AsyncFnOnce(Server) -> Server,
+) -> TestServer {
     let builder = change(builder(&directory));
     let server = builder.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let server = complete(server).await;
     let (address, shutdown) = (server.address(), CancellationToken::new());
     let serving = tokio::spawn(server.serve(shutdown.clone()));
     TestServer {

@@ -138,7 +138,7 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
 }
 
 /// Formats `Content-Disposition`; names that are not printable ASCII are encoded (RFC 6266).
-fn disposition(name: &str) -> String {
+pub(crate) fn disposition(name: &str) -> String {
     let plain = |character: char| {
         character.is_ascii_graphic() && !matches!(character, '"' | '\\') || character == ' '
     };

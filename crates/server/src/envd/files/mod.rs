@@ -14,6 +14,8 @@ use axum::response::Response;
 use http::{Method, Request, StatusCode, Uri};
 use url::form_urlencoded;
 
+pub(crate) use self::download::disposition;
+pub(crate) use self::range::{RangeRequest, parse as parse_range};
 pub(crate) use self::signature::FileOperation;
 use super::error::{EnvdError, plain};
 use crate::envd::RunningSandbox;

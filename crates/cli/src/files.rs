@@ -1,0 +1,147 @@
+//! Stored files: which store and catalogue a command uses.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use cantle::core::secret::SecretText;
+use cantle_files::{FileStore, Files, SqliteRecords, Urls};
+use url::Url;
+
+use crate::state_dir::StateDir;
+
+/// How long an address of a stored file is valid.
+const URL_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+const S3: &str = "s3://";
+
+/// Where stored files are
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Stored files")]
+pub(crate) struct FilesArgs {
+    /// Store of files: a directory, or s3://BUCKET/PREFIX [default: in the state directory]
+    ///
+    /// Credentials of a bucket come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
+    /// AWS_ENDPOINT_URL.
+    #[arg(
+        long,
+        value_name = "STORE",
+        env = "CANTLE_STORE",
+        hide_env_values = true
+    )]
+    store: Option<String>,
+
+    /// Catalogue of the store: a SQLite file, or a PostgreSQL address [default: in the store's directory]
+    ///
+    /// An address contains a password, so it belongs in the variable.
+    #[arg(
+        long,
+        value_name = "CATALOGUE",
+        env = "CANTLE_CATALOGUE",
+        hide_env_values = true
+    )]
+    catalogue: Option<String>,
+}
+
+impl FilesArgs {
+    /// Opens the files with addresses below `base`: signed ones, which a server checks, or those of a bucket, which are
+    /// presigned unless `published` says where it is public.
+    pub(crate) async fn open_served(
+        &self,
+        state: &StateDir,
+        base: Url,
+        key: SecretText,
+        published: Option<Url>,
+    ) -> anyhow::Result<Files> {
+        let with_urls = |store: FileStore, is_bucket: bool| {
+            let valid = URL_LIFETIME;
+            store.with_urls(match published {
+                Some(base) if is_bucket => Urls::Public(base),
+                None if is_bucket => Urls::Presigned(valid),
+                published => {
+                    let base = published.unwrap_or(base);
+                    Urls::Signed { base, key, valid }
+                }
+            })
+        };
+        if let Some(bucket) = self.store.as_deref().and_then(|it| it.strip_prefix(S3)) {
+            let Some(catalogue) = &self.catalogue else {
+                bail!("a bucket needs a catalogue: name one with --catalogue or CANTLE_CATALOGUE");
+            };
+            let store = with_urls(s3(bucket)?, true)?;
+            return join(store, catalogue).await;
+        }
+        let directory = match &self.store {
+            Some(directory) => PathBuf::from(directory),
+            None => state.files(),
+        };
+        let store = with_urls(FileStore::directory(directory.join("objects"))?, false)?;
+        match &self.catalogue {
+            Some(catalogue) => join(store, catalogue).await,
+            None => sqlite(store, &directory.join("catalogue.sqlite")).await,
+        }
+    }
+}
+
+async fn join(store: FileStore, catalogue: &str) -> anyhow::Result<Files> {
+    let is_postgres = ["postgres://", "postgresql://"]
+        .iter()
+        .any(|scheme| catalogue.starts_with(scheme));
+    if is_postgres {
+        return postgres(store, catalogue).await;
+    }
+    sqlite(store, Path::new(catalogue)).await
+}
+
+async fn sqlite(store: FileStore, file: &Path) -> anyhow::Result<Files> {
+    Ok(Files::open(store, SqliteRecords::open(file).await?).await?)
+}
+
+#[cfg(feature = "postgres")]
+async fn postgres(store: FileStore, address: &str) -> anyhow::Result<Files> {
+    let records = cantle_files::PostgresRecords::connect(address).await?;
+    Ok(Files::open(store, records).await?)
+}
+
+#[cfg(not(feature = "postgres"))]
+async fn postgres(_: FileStore, _: &str) -> anyhow::Result<Files> {
+    bail!("this build has no PostgreSQL: build it with `--features postgres`, or use a SQLite file")
+}
+
+/// Returns a store of `BUCKET/PREFIX`.
+#[cfg(feature = "s3")]
+fn s3(bucket: &str) -> anyhow::Result<FileStore> {
+    let (bucket, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
+    let store = cantle_files::S3Options::new(bucket).open()?;
+    Ok(store.with_prefix(prefix)?)
+}
+
+#[cfg(not(feature = "s3"))]
+fn s3(_: &str) -> anyhow::Result<FileStore> {
+    bail!("this build has no S3: build it with `--features s3`, or use a directory")
+}
+
+/// Returns the key of file addresses, and creates it in a directory that has none.
+pub(crate) fn signing_key(directory: &Path) -> anyhow::Result<SecretText> {
+    const HEX_DIGITS: usize = 64;
+    let file = directory.join("url-key");
+    let failed = || {
+        format!(
+            "failed to keep the key of file addresses in {}",
+            file.display()
+        )
+    };
+    match std::fs::read_to_string(&file) {
+        Ok(text) if text.len() == HEX_DIGITS => return Ok(text.into()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(failed),
+    }
+    let mut bytes = [0; HEX_DIGITS / 2];
+    getrandom::fill(&mut bytes).with_context(failed)?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    // Readable by its owner only.
+    let mut written = tempfile::NamedTempFile::new_in(directory).with_context(failed)?;
+    std::io::Write::write_all(&mut written, text.as_bytes()).with_context(failed)?;
+    written.persist(&file).with_context(failed)?;
+    Ok(text.into())
+}
