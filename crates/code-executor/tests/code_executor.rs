@@ -7,6 +7,7 @@
 )]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;
@@ -14,7 +15,9 @@ use cantle_core::policy::Policy;
 use cantle_core::principal::{Level, Principal};
 use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError};
-use cantle_files::{FileStore, Files, Limits, Quota, SqliteRecords};
+use cantle_files::{
+    FileStore, Files, Limits, MemoryRecords, PostgresRecords, Quota, S3Options, SqliteRecords, Urls,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -24,6 +27,29 @@ async fn files(directory: &TempDir) -> Files {
         .await
         .unwrap();
     Files::open(store, records).await.unwrap()
+}
+
+/// Files in S3 with a PostgreSQL catalogue, each time from new connections, below a prefix; if there are servers.
+async fn remote_files(prefix: &str) -> Option<Files> {
+    let servers =
+        ["CANTLE_TEST_S3_URL", "CANTLE_TEST_POSTGRES"].map(|name| std::env::var(name).ok());
+    let [Some(s3), Some(postgres)] = servers else {
+        cantle_testkit::lane::skip(
+            "there is no S3 server or no PostgreSQL: CANTLE_TEST_… is not set",
+        );
+        return None;
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let lines = format!(
+        "AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY=cantle-secret\nAWS_REGION=us-east-1\n\
+         AWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={s3}"
+    );
+    std::fs::write(file.path(), lines).unwrap();
+    let store = S3Options::new("cantle").with_credentials_file(file.path());
+    let store = store.open().unwrap().with_prefix(prefix).unwrap();
+    let store = store.with_urls(Urls::Presigned(Duration::from_secs(60)));
+    let records = PostgresRecords::connect(&postgres).await.unwrap();
+    Some(Files::open(store.unwrap(), records).await.unwrap())
 }
 
 /// A principal's session: a sandbox of its own.
@@ -153,14 +179,31 @@ async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
 #[tokio::test]
 async fn a_file_is_found_loaded_and_changed_in_another_session() {
     let directory = TempDir::new().unwrap();
-    let first = User::new(&files(&directory).await, "alice").await;
+    // Another process would open the same store and catalogue.
+    let stored = (files(&directory).await, files(&directory).await);
+    find_and_change(stored, "alice").await;
+}
+
+#[tokio::test]
+async fn a_file_in_s3_is_found_loaded_and_changed_in_another_session() {
+    let owner = cantle_core::ids::unique_id();
+    let prefix = format!("sessions/{owner}");
+    if let (Some(one), Some(other)) = (remote_files(&prefix).await, remote_files(&prefix).await) {
+        let url = find_and_change((one, other), &owner).await["url"].clone();
+        let mut curl = std::process::Command::new("curl");
+        let content = curl.args(["-sf", url.as_str().unwrap()]).output().unwrap();
+        assert_eq!(content.stdout, b"<svg>2</svg>");
+    }
+}
+
+/// Makes a file in one session, finds and changes it in another one, and returns the changed file.
+async fn find_and_change((stored, stored_again): (Files, Files), owner: &str) -> Value {
+    let first = User::new(&stored, owner).await;
     first
         .python("open('/tmp/chart.svg', 'w').write('<svg>1</svg>')")
         .await;
     first.close().await;
-    // Another process would open the same store and catalogue.
-    let files = files(&directory).await;
-    let second = User::new(&files, "alice").await;
+    let second = User::new(&stored_again, owner).await;
     let listed = second.call("list_files", json!({})).await.unwrap();
     assert_eq!(names(&listed), ["chart.svg"]);
     let id = &listed["files"][0]["file_id"];
@@ -177,7 +220,8 @@ async fn a_file_is_found_loaded_and_changed_in_another_session() {
             .unwrap()
             .starts_with("<svg>1</svg>\n")
     );
-    let id = &changed["files"][0]["file_id"];
+    let changed = &changed["files"][0];
+    let id = &changed["file_id"];
     let read = second
         .call("read_document", json!({ "file_id": id }))
         .await
@@ -188,6 +232,23 @@ async fn a_file_is_found_loaded_and_changed_in_another_session() {
         2
     );
     second.close().await;
+    changed.clone()
+}
+
+#[tokio::test]
+async fn a_call_has_more_time_than_its_code() {
+    let files = Files::open(FileStore::memory(), MemoryRecords::new())
+        .await
+        .unwrap();
+    for tool in cantle_code_executor::tools(&files) {
+        if ["run_python", "run_shell"].contains(&tool.name()) {
+            // The code has 60 seconds at most, and its end some more.
+            assert!(
+                tool.timeout().unwrap() > Duration::from_secs(90),
+                "{tool:?}"
+            );
+        }
+    }
 }
 
 #[tokio::test]
@@ -302,6 +363,8 @@ async fn shell_commands_see_the_files_and_change_none() {
         "touch -d 2001-01-01 data.csv",
         "(sleep 0.2; echo x > data.csv) & wait $!",
         "echo x > \"$TMPDIR\"/../data.csv",
+        "curl -s -o data.csv file:///etc/hostname",
+        "env | grep CARGO_",
     ] {
         let result = shell(command).await;
         assert_eq!(result["success"], false, "{command}: {result}");
