@@ -3,6 +3,7 @@
 //! Flags that can also be set in `cantle.toml` are declared in [`crate::settings`].
 
 mod chat;
+mod files;
 mod help;
 mod runs;
 
@@ -17,6 +18,7 @@ use clap::{CommandFactory as _, Parser as _};
 use url::Url;
 
 pub(crate) use self::chat::ChatArgs;
+pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
@@ -59,6 +61,7 @@ pub(crate) enum Command {
     /// List, show, resume and remove kept runs
     #[command(subcommand)]
     Runs(RunsCommand),
+    Files(StoredFilesArgs),
     Gc(GcArgs),
     Mcp(Box<McpArgs>),
     Serve(Box<ServeArgs>),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use cantle::core::secret::SecretText;
-use cantle_files::{FileStore, Files, SqliteRecords, Urls};
+use cantle_files::{FileStore, Files, FilesError, SqliteRecords, Urls};
 use url::Url;
 
 use crate::state_dir::StateDir;
@@ -43,6 +43,11 @@ pub(crate) struct FilesArgs {
 }
 
 impl FilesArgs {
+    /// Opens the files, without addresses.
+    pub(crate) async fn open(&self, state: &StateDir) -> anyhow::Result<Files> {
+        self.open_with(state, |store, _| Ok(store)).await
+    }
+
     /// Opens the files with addresses below `base`: signed ones, which a server checks, or those of a bucket, which are
     /// presigned unless `published` says where it is public.
     pub(crate) async fn open_served(
@@ -52,7 +57,7 @@ impl FilesArgs {
         key: SecretText,
         published: Option<Url>,
     ) -> anyhow::Result<Files> {
-        let with_urls = |store: FileStore, is_bucket: bool| {
+        let urls = |store: FileStore, is_bucket: bool| {
             let valid = URL_LIFETIME;
             store.with_urls(match published {
                 Some(base) if is_bucket => Urls::Public(base),
@@ -63,6 +68,14 @@ impl FilesArgs {
                 }
             })
         };
+        self.open_with(state, urls).await
+    }
+
+    async fn open_with(
+        &self,
+        state: &StateDir,
+        with_urls: impl FnOnce(FileStore, bool) -> Result<FileStore, FilesError>,
+    ) -> anyhow::Result<Files> {
         if let Some(bucket) = self.store.as_deref().and_then(|it| it.strip_prefix(S3)) {
             let Some(catalogue) = &self.catalogue else {
                 bail!("a bucket needs a catalogue: name one with --catalogue or CANTLE_CATALOGUE");

@@ -86,6 +86,7 @@ fn main() -> ExitCode {
         }
         Command::Doctor(args) => block_on(cancelled, |token| doctor::perform(args, token)),
         Command::Runs(command) => block_on(cancelled, |_| runs::perform(command)),
+        Command::Files(args) => block_on(cancelled, |token| commands::files::perform(args, token)),
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),

@@ -5,6 +5,7 @@ pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;
+pub(crate) mod files;
 pub(crate) mod gc;
 pub(crate) mod mcp;
 pub(crate) mod python;

@@ -17,6 +17,7 @@ mod docs;
 mod doctor;
 mod exec;
 mod failures;
+mod files;
 mod going_on;
 mod interrupts;
 mod limits;
