@@ -37,6 +37,7 @@ impl Mode {
 pub(crate) fn is_confined(policy: &Policy) -> bool {
     policy.read_roots.is_some()
         || policy.write_roots.is_some()
+        || !policy.hidden_paths.is_empty()
         || policy.network.is_some()
         || policy.working_directory != Access::ReadWrite
         || policy.subprocesses == Some(false)

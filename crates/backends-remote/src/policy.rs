@@ -33,7 +33,9 @@ pub(crate) fn mark_not_enforced(report: &mut [Enforcement], field: PolicyField) 
 fn enforced_by(policy: &Policy, field: PolicyField) -> EnforcedBy {
     match field {
         // The host's files are on another machine.
-        PolicyField::ReadRoots | PolicyField::WriteRoots => EnforcedBy::Backend,
+        PolicyField::ReadRoots | PolicyField::WriteRoots | PolicyField::HiddenPaths => {
+            EnforcedBy::Backend
+        }
         PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
             EnforcedBy::Backend
         }

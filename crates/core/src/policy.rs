@@ -44,13 +44,17 @@ use crate::secret::SecretText;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policy {
-    /// Host paths that code may read, besides its working directory.
+    /// Host paths that code may read, besides its working directory. One below a write root is read-only there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_roots: Option<ReadRoots>,
     /// Absolute host paths that code may write (and read), besides its working directory. The
     /// sandbox's own `/tmp` is not a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_roots: Option<Vec<PathBuf>>,
+    /// Absolute host paths below the roots whose content is hidden: each appears as an empty file or directory, and can't
+    /// be changed. A missing one is an error when the sandbox opens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hidden_paths: Vec<PathBuf>,
     /// Access to the working directory.
     #[serde(skip_serializing_if = "Access::is_read_write")]
     pub working_directory: Access,
@@ -113,6 +117,7 @@ impl Policy {
         let own = [
             (self.read_roots.is_some(), PolicyField::ReadRoots),
             (self.write_roots.is_some(), PolicyField::WriteRoots),
+            (!self.hidden_paths.is_empty(), PolicyField::HiddenPaths),
             (
                 !self.working_directory.is_read_write(),
                 PolicyField::WorkingDirectory,

@@ -7,12 +7,15 @@
 use core::ffi::CStr;
 
 use crate::init;
-use crate::sys::{self, Errno, Fd, Forked};
+use crate::sys::{self, Errno, Fd, Forked, List, NONE};
 use crate::text::Text;
 use crate::tree::{self, Tree};
-use crate::wire::{ControlGroup, ORDER_BYTES, Order, Reader, Setup, SetupReply};
+use crate::wire::{
+    ControlGroup, MAX_MAPPED, MappedDirectory, ORDER_BYTES, Order, Reader, Setup, SetupReply,
+};
 
 const CLONE_NEWPID: u64 = 0x2000_0000;
+const CLONE_NEWUSER: u64 = 0x1000_0000;
 
 /// Attempts to remove a control group that is in use, and the pause between them.
 const MAX_REMOVALS: u32 = 200;
@@ -85,7 +88,13 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
         groups: reader.clone(),
         count: setup.groups,
     };
-    let reader = control_groups.for_each(|_| {});
+    let mut reader = control_groups.for_each(|_| {});
+    let mut mapped_mounts = List::<Fd, MAX_MAPPED>::new();
+    for _ in 0..setup.mapped {
+        let directory = reader.read::<MappedDirectory<'_>>().ok_or(sys::EINVAL)?;
+        // Only here, outside of the sandbox's user namespace, is that allowed.
+        mapped_mounts.push(clone_mapped(&directory).unwrap_or(NONE))?;
+    }
     let has_pid_namespace = setup.namespaces & CLONE_NEWPID != 0;
     if !has_pid_namespace {
         sys::adopt_orphans()?;
@@ -101,14 +110,18 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
                 sys::exit(1);
             }
             sys::close(mapped);
-            init::run(control, reader, groups, has_pid_namespace)
+            init::run(control, reader, groups, &mapped_mounts, has_pid_namespace)
         }
         Forked::Parent { child } => {
             sys::close(mapped);
             hold_mounts(child);
-            write_maps(child, &setup)?;
+            if setup.deny_setgroups {
+                write_process_file(child, b"/setgroups", c"deny")?;
+            }
+            write_maps(child, setup.uid_map, setup.gid_map)?;
             sys::write(map, b"1")?;
             sys::close(map);
+            mapped_mounts.iter().copied().for_each(sys::close);
             groups.iter().copied().for_each(sys::close);
             Ok(GuardedSandbox {
                 init: child,
@@ -129,15 +142,39 @@ fn hold_mounts(child: i32) {
 }
 
 /// Writes the user mapping of the new user namespace, if there is one.
-fn write_maps(child: i32, setup: &Setup<'_>) -> Result<(), Errno> {
-    if setup.deny_setgroups {
-        write_process_file(child, b"/setgroups", c"deny")?;
-    }
-    if !setup.uid_map.is_empty() {
-        write_process_file(child, b"/uid_map", setup.uid_map)?;
-        write_process_file(child, b"/gid_map", setup.gid_map)?;
+fn write_maps(child: i32, uid_map: &CStr, gid_map: &CStr) -> Result<(), Errno> {
+    if !uid_map.is_empty() {
+        write_process_file(child, b"/uid_map", uid_map)?;
+        write_process_file(child, b"/gid_map", gid_map)?;
     }
     Ok(())
+}
+
+/// Clones the mounts of a directory and maps the owners of their files. The mapping is that of a user namespace, which
+/// a process must be in while it is written.
+fn clone_mapped(directory: &MappedDirectory<'_>) -> sys::Result<Fd> {
+    let (end, hold) = sys::pipe()?;
+    let child = match sys::fork(CLONE_NEWUSER)? {
+        Forked::Child => {
+            sys::close(hold);
+            let _ = sys::read(end, &mut [0]);
+            sys::exit(0)
+        }
+        Forked::Parent { child } => child,
+    };
+    sys::close(end);
+    let path = Text::new().text(b"/proc/").number(child).text(b"/ns/user");
+    let namespace = write_maps(child, directory.uid_map, directory.gid_map)
+        .and_then(|()| sys::open(path.as_c(), sys::O_RDONLY));
+    sys::close(hold);
+    let _ = sys::wait(true, false);
+    let namespace = namespace?;
+    let mapped = sys::clone_mounts(directory.path).and_then(|mounts| {
+        sys::map_owners(mounts, namespace).inspect_err(|_| sys::close(mounts))?;
+        Ok(mounts)
+    });
+    sys::close(namespace);
+    mapped
 }
 
 fn write_process_file(pid: i32, name: &[u8], content: &CStr) -> sys::Result<()> {

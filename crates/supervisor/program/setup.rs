@@ -2,11 +2,13 @@
 
 use core::ffi::CStr;
 
-use crate::sys::{self, Errno, Fd, Forked, List, MAX_FDS};
+use crate::sys::{self, Errno, Fd, Forked, List, MAX_FDS, NONE};
 use crate::wire::{Identity, PlannedStep, Reader, SetupReply, Step};
 
 /// An upper bound of capability numbers.
 const MAX_CAPABILITIES: u32 = 64;
+/// `MS_BIND | MS_REC`.
+const BIND_RECURSIVELY: u64 = 0x1000 | 0x4000;
 /// The most resource limits of a plan.
 const MAX_LIMITS: usize = 16;
 
@@ -108,10 +110,11 @@ pub struct SetupOutcome {
 }
 
 /// Performs all steps, or returns the failed one. `groups` are files of control groups that this process
-/// joins, and with it its descendants.
+/// joins, and with it its descendants; `mapped` are the mounts of directories with mapped owners.
 pub fn build(
     mut steps: Reader<'static>,
     groups: &[Fd],
+    mapped: &[Fd],
     alone: bool,
 ) -> Result<SetupOutcome, SetupReply> {
     let failed = |step, Errno(errno)| SetupReply::Failed { step, errno };
@@ -138,13 +141,14 @@ pub fn build(
         let Some(PlannedStep { optional, step }) = steps.read() else {
             return Err(failed(number, sys::EINVAL));
         };
-        match (perform(&step, &mut steps, &mut built), optional) {
+        match (perform(&step, &mut steps, mapped, &mut built), optional) {
             (Ok(()), _) => {}
             (Err(_), Some(bit)) => built.missing |= 1 << (bit & 63),
             (Err(errno), None) => return Err(failed(number, errno)),
         }
         number += 1;
     }
+    mapped.iter().copied().for_each(sys::close);
     let finish = || {
         sys::set_dumpable(false)?;
         if alone {
@@ -161,6 +165,7 @@ pub fn build(
 fn perform(
     step: &Step<'static>,
     steps: &mut Reader<'static>,
+    mapped: &[Fd],
     built: &mut SetupOutcome,
 ) -> sys::Result<()> {
     let profile = &mut built.profile;
@@ -172,6 +177,18 @@ fn perform(
             flags,
             data,
         } => sys::mount(source, target, kind, flags, data)?,
+        Step::BindMapped {
+            number,
+            source,
+            target,
+        } => {
+            let mounts = mapped.get(number as usize).copied();
+            let mounts = mounts.filter(|mounts| *mounts != NONE);
+            let attached = mounts.map(|mounts| sys::attach_mounts(mounts, target));
+            if attached != Some(Ok(())) {
+                sys::mount(source, target, c"", BIND_RECURSIVELY, c"")?;
+            }
+        }
         Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set)?,
         Step::MakeDirectory { path, mode } => sys::mkdir(path, mode)?,
         Step::OwnedDirectory {

@@ -63,8 +63,8 @@ wire_enum! {
 }
 
 wire_struct! {
-    /// The start of the body of [`Order::Setup`]. [`ControlGroup`]s follow, then [`PlannedStep`]s up to
-    /// the end.
+    /// The start of the body of [`Order::Setup`]. [`ControlGroup`]s and [`MappedDirectory`]s follow, then
+    /// [`PlannedStep`]s up to the end.
     pub struct Setup<'b> {
         /// The namespaces to create (`CLONE_NEW…`). With a PID namespace the supervisor is its init;
         /// without one it identifies the sandbox's processes by parentage.
@@ -77,6 +77,8 @@ wire_struct! {
         pub deny_setgroups: bool,
         /// The number of [`ControlGroup`]s that follow.
         pub groups: u32,
+        /// The number of [`MappedDirectory`]s that follow them, at most [`MAX_MAPPED`].
+        pub mapped: u32,
         /// The directory of a control group that the owner removes, or the guard if the owner is gone; empty
         /// for none.
         pub shared_group: &'b CStr,
@@ -92,6 +94,21 @@ wire_struct! {
         pub stop: &'b CStr,
         /// The value written to that file.
         pub stop_value: &'b CStr,
+    }
+}
+
+/// Maximum number of [`MappedDirectory`]s.
+pub const MAX_MAPPED: usize = 8;
+
+wire_struct! {
+    /// A directory whose owner is another user to commands, by an ID-mapped mount.
+    pub struct MappedDirectory<'b> {
+        /// Its path on the host.
+        pub path: &'b CStr,
+        /// Content for a `uid_map`, from the ids of the files to those that commands see.
+        pub uid_map: &'b CStr,
+        /// Content for a `gid_map`.
+        pub gid_map: &'b CStr,
     }
 }
 
@@ -227,6 +244,15 @@ wire_enum! {
             /// Content.
             content: &'b CStr,
         } = 19,
+        /// Mounts a [`MappedDirectory`]; if the kernel can't map it, as it is.
+        BindMapped {
+            /// Its number.
+            number: u32,
+            /// Its path.
+            source: &'b CStr,
+            /// Mount point.
+            target: &'b CStr,
+        } = 20,
     }
 }
 

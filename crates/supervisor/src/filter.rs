@@ -130,6 +130,20 @@ const METADATA: &[i64] = &[
     REMOVEXATTRAT,
 ];
 
+/// Calls that set a mode: the number of its argument.
+const SETTING_MODES: [(i64, u32); 7] = [
+    (libc::SYS_chmod, 1),
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (libc::SYS_fchmodat2, 2),
+    (libc::SYS_creat, 1),
+    (libc::SYS_mknod, 1),
+    (libc::SYS_mknodat, 2),
+];
+
+/// Calls that may create a file: the number of their flags, which the mode follows.
+const OPENING: [(i64, u32); 2] = [(libc::SYS_open, 1), (libc::SYS_openat, 2)];
+
 /// Calls that start a process.
 const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
@@ -151,6 +165,8 @@ pub struct FilterOptions {
     pub shares_with_host: bool,
     /// Whether a command may start processes.
     pub subprocesses: bool,
+    /// Whether programs that run as their owner may be made (set-user-id and set-group-id modes).
+    pub set_id_modes: bool,
 }
 
 /// The sockets that commands may create.
@@ -176,6 +192,9 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
     }
     if options.subprocesses {
         rules.always(&[libc::SYS_ptrace], Action::REFUSE);
+    }
+    if !options.set_id_modes {
+        refuse_set_id_modes(&mut rules);
     }
     rules.refuse_if(libc::SYS_clone, new_namespaces());
     // Injecting input into a terminal.
@@ -232,6 +251,22 @@ pub fn without_metadata_changes() -> Vec<u8> {
     let changes = changes.map(|request| vec![Condition::is(1, request)]);
     rules.refuse_if(libc::SYS_ioctl, changes.into());
     rules.compile()
+}
+
+/// Refuses set-user-id and set-group-id modes.
+fn refuse_set_id_modes(rules: &mut FilterRules) {
+    const SET_ID: u32 = 0o6000;
+    const CREATING: u32 = 0o100 | 0o2000_0000; // O_CREAT, and the bit of O_TMPFILE
+    for (call, mode) in SETTING_MODES {
+        rules.refuse_if(call, vec![vec![Condition::has_one_of(mode, SET_ID)]]);
+    }
+    for (call, flags) in OPENING {
+        let creates = Condition::has_one_of(flags, CREATING);
+        let conditions = vec![creates, Condition::has_one_of(flags + 1, SET_ID)];
+        rules.refuse_if(call, vec![conditions]);
+    }
+    // Its mode is in memory, which a filter can't inspect.
+    rules.always(&[libc::SYS_openat2], Action::MISSING);
 }
 
 /// `clone` with a flag for a new namespace.

@@ -7,8 +7,8 @@ use crate::Writer;
 use crate::frames::{Answer, Channel, HEADER_BYTES, Request, StdioMode};
 use crate::tasks::{Entry, EntryKind, MAX_ERROR_BYTES, Task, TaskError, TaskErrorKind};
 use crate::wire::{
-    ControlGroup, FileAccess, Order, PlannedStep, Reader, Report, Setup, SetupReply, Spawn,
-    StartStage, Step, Wire,
+    ControlGroup, FileAccess, MappedDirectory, Order, PlannedStep, Reader, Report, Setup,
+    SetupReply, Spawn, StartStage, Step, Wire,
 };
 
 fn encoded<'b>(value: &impl Wire<'b>) -> Vec<u8> {
@@ -79,6 +79,7 @@ fn bodies_round_trip() {
         gid_map: c"",
         deny_setgroups: true,
         groups: 1,
+        mapped: 1,
         shared_group: c"",
     };
     let group = ControlGroup {
@@ -86,7 +87,17 @@ fn bodies_round_trip() {
         stop: c"/groups/ours/pids.max",
         stop_value: c"0",
     };
+    let mapped = MappedDirectory {
+        path: c"/project",
+        uid_map: c"1000 65534 1\n",
+        gid_map: c"",
+    };
     let steps = [
+        Step::BindMapped {
+            number: 0,
+            source: c"/project",
+            target: c"/view/project",
+        },
         Step::Mount {
             source: c"tmpfs",
             target: c"/a b",
@@ -157,7 +168,7 @@ fn bodies_round_trip() {
         },
     ];
     let mut writer = Writer::new();
-    writer.write(&setup).write(&group);
+    writer.write(&setup).write(&group).write(&mapped);
     for (number, step) in steps.iter().enumerate() {
         if number % 2 == 0 {
             writer.step(step);
@@ -169,6 +180,7 @@ fn bodies_round_trip() {
     let mut reader = Reader::new(&body);
     assert_eq!(reader.read(), Some(setup));
     assert_eq!(reader.read(), Some(group));
+    assert_eq!(reader.read(), Some(mapped));
     for (number, step) in steps.into_iter().enumerate() {
         let optional = (number % 2 == 1).then_some(63);
         assert_eq!(reader.read(), Some(PlannedStep { optional, step }));
@@ -347,6 +359,7 @@ fn body() -> Vec<u8> {
         gid_map: c"0 0 1",
         deny_setgroups: false,
         groups: 1,
+        mapped: 0,
         shared_group: c"",
     });
     writer.write(&ControlGroup {

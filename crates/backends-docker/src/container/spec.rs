@@ -255,7 +255,9 @@ pub(crate) fn enforcement(
     };
     let report = Enforcement::report_with_defaults(policy, defaults, |field| {
         let by_kernel = match field {
-            PolicyField::ReadRoots | PolicyField::WriteRoots if facts.hides_host() => {
+            PolicyField::ReadRoots | PolicyField::WriteRoots | PolicyField::HiddenPaths
+                if facts.hides_host() =>
+            {
                 return EnforcedBy::Backend;
             }
             PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {

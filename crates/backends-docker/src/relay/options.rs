@@ -200,6 +200,7 @@ fn filter() -> Option<Vec<u8>> {
         sockets: filter::AllowedSockets::Ordinary,
         shares_with_host: false,
         subprocesses: true,
+        set_id_modes: true,
     }));
     #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
     None

@@ -7,6 +7,7 @@
 //! supervisor only performs it.
 
 mod limits;
+mod owners;
 mod quotas;
 mod rights;
 mod steps;
@@ -20,6 +21,7 @@ use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
 use cantle_supervisor::filter::{self, AllowedSockets, FilterOptions};
 use cantle_supervisor::wire::{Setup, SetupReply, Step};
 
+use self::owners::MappedRoot;
 use self::steps::Steps;
 use self::view::SandboxMounts;
 pub(crate) use self::view::{TEMPORARY, workspace};
@@ -97,6 +99,10 @@ impl Plan {
         let maps = IdMaps::new(identity);
         let shared_group = groups.shared_directory().unwrap_or_default();
         let groups = groups.cleanups();
+        let mapped_roots = match in_namespaces {
+            true => MappedRoot::of(policy, identity)?,
+            false => Vec::new(),
+        };
         let setup = Setup {
             namespaces: match (mode, &policy.network) {
                 (Mode::Namespaces, None) => NEW_NAMESPACES,
@@ -107,9 +113,10 @@ impl Plan {
             gid_map: if in_namespaces { &maps.gids } else { c"" },
             deny_setgroups: in_namespaces && Identity::current().0 != 0,
             groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
+            mapped: u32::try_from(mapped_roots.len()).unwrap_or(u32::MAX),
             shared_group: &shared_group,
         };
-        let mut steps = Steps::new(&setup, &groups);
+        let mut steps = Steps::new(&setup, &groups, &mapped_roots);
         let mut plan = Self {
             mode,
             body: Vec::new(),
@@ -124,6 +131,7 @@ impl Plan {
                 paths,
                 workspace,
                 has_storage: plan.has_storage,
+                mapped_roots: &mapped_roots,
             };
             view::build(&mut steps, policy, identity, mounts)?;
             steps.add("set the host name", &Step::Hostname { name: c"cantle" });
@@ -156,6 +164,8 @@ impl Plan {
                     },
                     shares_with_host: !in_namespaces,
                     subprocesses: policy.subprocesses != Some(false),
+                    // In files that others can execute, they would let commands act as their owner.
+                    set_id_modes: policy.write_roots.as_ref().is_some_and(Vec::is_empty),
                 };
                 let program = &filter::program(options);
                 steps.add_optional(FILTER, &Step::Filter { program });
@@ -299,7 +309,10 @@ impl EnforcementState {
             {
                 EnforcedBy::NotEnforced
             }
+            // Landlock can't take away what it has allowed above.
+            PolicyField::WriteRoots if view::has_read_only_parts(policy) => in_namespaces,
             PolicyField::WriteRoots | PolicyField::WorkingDirectory => writing,
+            PolicyField::HiddenPaths => in_namespaces,
             PolicyField::Network => match &policy.network {
                 Some(Network::Off) if self.has_filter => EnforcedBy::Kernel,
                 _ => in_namespaces,

@@ -8,6 +8,7 @@ use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::{ControlGroup, Setup, Step};
 
+use super::owners::MappedRoot;
 use crate::groups::GroupCleanup;
 
 /// `MS_…` of `mount(2)`.
@@ -28,7 +29,11 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn new(setup: &Setup<'_>, groups: &[GroupCleanup]) -> Self {
+    pub(super) fn new(
+        setup: &Setup<'_>,
+        groups: &[GroupCleanup],
+        mapped_roots: &[MappedRoot],
+    ) -> Self {
         let mut writer = Writer::new();
         writer.write(setup);
         for group in groups {
@@ -37,6 +42,9 @@ impl Steps {
                 stop: &group.stop,
                 stop_value: &group.stop_value,
             });
+        }
+        for root in mapped_roots {
+            writer.write(&root.for_guard());
         }
         Self {
             writer,
@@ -103,6 +111,22 @@ impl Steps {
             kind: c"",
             flags: ms::RECURSIVE_BIND,
             data: c"",
+        };
+        self.add(format!("bind {}", source.display()), &step);
+        Ok(())
+    }
+
+    /// Binds the mapped root of this number to `target`.
+    pub(super) fn bind_mapped(
+        &mut self,
+        number: usize,
+        source: &Path,
+        target: &Path,
+    ) -> StepResult {
+        let step = Step::BindMapped {
+            number: u32::try_from(number).unwrap_or(u32::MAX),
+            source: &c_path(source)?,
+            target: &c_path(target)?,
         };
         self.add(format!("bind {}", source.display()), &step);
         Ok(())

@@ -11,9 +11,13 @@ use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::wire::Step;
 
 use super::TERMINALS;
+use super::owners::MappedRoot;
 use super::steps::{Steps, ms};
 use crate::files::HostPaths;
 use crate::identity::Identity;
+
+/// An empty file of the view, which covers hidden files.
+const EMPTY: &str = "/.empty";
 
 /// Default path of the working directory.
 const WORKSPACE: &str = "/workspace";
@@ -42,6 +46,8 @@ pub(super) struct SandboxMounts<'s> {
     pub(super) workspace: &'s Path,
     /// Whether the files are on a file system of limited size, in memory.
     pub(super) has_storage: bool,
+    /// The write roots with mapped owners.
+    pub(super) mapped_roots: &'s [MappedRoot],
 }
 
 /// Returns the path of the working directory in the view: `configured`, if that is possible.
@@ -84,6 +90,7 @@ pub(super) fn build(
         paths,
         workspace,
         has_storage,
+        mapped_roots,
     } = mounts;
     let mut view = ViewBuilder {
         steps,
@@ -111,8 +118,12 @@ pub(super) fn build(
         .mount(c"tmpfs", &root, RESTRICTED, c"mode=755,size=4m")?;
     let mut read_roots = policy.read_roots.clone().unwrap_or_default();
     let named = read_roots.paths.clone();
-    read_roots.paths = targets(&read_roots.paths)?;
     let write_roots = targets(policy.write_roots.as_deref().unwrap_or_default())?;
+    let read_only_parts: Vec<PathBuf>;
+    (read_only_parts, read_roots.paths) = targets(&read_roots.paths)?
+        .into_iter()
+        .partition(|path| is_part(path, &write_roots));
+    let hidden = targets(&policy.hidden_paths)?;
     view.show_read_roots(&read_roots)?;
     for path in named.iter().chain(policy.write_roots.iter().flatten()) {
         let target = canonical(path)?;
@@ -131,6 +142,10 @@ pub(super) fn build(
     for target in [workspace, Path::new(TEMPORARY)] {
         view.make_directories(target)?;
     }
+    if !hidden.is_empty() {
+        let empty = view.host_path(Path::new(EMPTY));
+        view.steps.file(&empty, c"")?;
+    }
     // Before the writable mounts are added on top.
     view.steps
         .set_attributes(&root, RESTRICTED | ms::READ_ONLY)?;
@@ -148,13 +163,53 @@ pub(super) fn build(
             view.cover(path, path, RESTRICTED | ms::READ_ONLY)?;
         }
     }
-    for path in &write_roots {
+    // Parents before what is in them.
+    let mut roots: Vec<_> = write_roots.iter().chain(&read_only_parts).collect();
+    roots.sort();
+    for path in roots {
+        let host_path = view.host_path(path);
+        if read_only_parts.contains(path) {
+            // As it is seen there, with the same owners.
+            view.cover(&host_path, path, RESTRICTED | ms::READ_ONLY)?;
+            continue;
+        }
         if view.is_covered(path) {
             view.make_target(path)?;
         }
-        view.cover(path, path, RESTRICTED)?;
+        match mapped_roots.iter().position(|root| root.path == *path) {
+            Some(number) => view.steps.bind_mapped(number, path, &host_path)?,
+            None => view.steps.bind(path, &host_path)?,
+        }
+        view.steps.set_attributes(&host_path, RESTRICTED)?;
+    }
+    for path in &hidden {
+        let mut roots = write_roots
+            .iter()
+            .chain(&read_roots.paths)
+            .chain(&view.shown);
+        if roots.any(|root| path.starts_with(root)) {
+            view.hide(path)?;
+        }
     }
     view.steps.pivot_root(&root)
+}
+
+/// Whether a path is below one of these roots.
+fn is_part(path: &Path, roots: &[PathBuf]) -> bool {
+    roots
+        .iter()
+        .any(|root| path != root && path.starts_with(root))
+}
+
+/// Whether a read root is below a write root.
+pub(super) fn has_read_only_parts(policy: &Policy) -> bool {
+    let found = |roots: &[PathBuf]| -> Vec<PathBuf> {
+        let found = roots.iter().map(fs::canonicalize);
+        found.filter_map(Result::ok).collect()
+    };
+    let written = found(policy.write_roots.as_deref().unwrap_or_default());
+    let read = policy.read_roots.as_ref().map(|roots| found(&roots.paths));
+    read.is_some_and(|read| read.iter().any(|path| is_part(path, &written)))
 }
 
 /// Whether the size or number of all files is limited.
@@ -163,7 +218,7 @@ pub(super) fn is_sized(limits: &Limits) -> bool {
 }
 
 /// Returns the canonical paths of roots, parents before children.
-fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
+pub(super) fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     let mut targets = Vec::new();
     for root in roots {
         targets.push(canonical(root)?);
@@ -287,6 +342,21 @@ impl ViewBuilder<'_> {
         let host_path = self.host_path(target);
         self.steps.bind(source, &host_path)?;
         self.steps.set_attributes(&host_path, attributes)
+    }
+
+    /// Covers a file or directory by an empty one.
+    fn hide(&mut self, path: &Path) -> Result<(), SandboxError> {
+        let host_path = self.host_path(path);
+        if path.is_dir() {
+            let flags = RESTRICTED | ms::READ_ONLY;
+            return self
+                .steps
+                .mount(c"tmpfs", &host_path, flags, c"mode=755,size=4k");
+        }
+        let empty = self.host_path(Path::new(EMPTY));
+        self.steps.bind(&empty, &host_path)?;
+        self.steps
+            .set_attributes(&host_path, RESTRICTED | ms::READ_ONLY)
     }
 
     /// Creates a mount point, unless a bound root contains it already.

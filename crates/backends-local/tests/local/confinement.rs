@@ -1,5 +1,7 @@
 //! Effects of a policy: the view of commands, and the enforcement report.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField, Preset};
@@ -108,6 +110,59 @@ async fn roots_are_mounted_at_their_host_paths() {
     let cx = SandboxContext::new(RunId::new(), policy);
     let error = LocalBackend::new().open(cx).await.unwrap_err();
     assert!(error.to_string().contains("/nonexistent/root"), "{error}");
+}
+
+/// A directory of this process's user, with files that commands may not change or read.
+#[tokio::test]
+async fn parts_of_a_write_root_are_read_only_or_hidden() {
+    let home = tempfile::tempdir().unwrap();
+    let project = home.path().join("project");
+    for directory in [".git", "sub", ".ssh"] {
+        std::fs::create_dir_all(project.join(directory)).unwrap();
+    }
+    for file in [".git/config", "sub/.env", ".ssh/id", "plain"] {
+        std::fs::write(project.join(file), "original\n").unwrap();
+    }
+    let owner_only = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(project.join(".git/config"), owner_only).unwrap();
+    let mut policy = Policy::workspace();
+    if let Some(roots) = &mut policy.read_roots {
+        roots.paths.push(project.join(".git"));
+    }
+    policy.write_roots = Some(vec![project.clone()]);
+    policy.hidden_paths = vec![project.join("sub/.env"), project.join(".ssh")];
+    let without = LocalBackend::new().without(Mechanism::Namespaces);
+    let cx = SandboxContext::new(RunId::new(), policy.clone());
+    let error = without.open(cx).await.unwrap_err();
+    let fields = [PolicyField::WriteRoots, PolicyField::HiddenPaths];
+    assert_eq!(error.unenforced(), fields, "{error}");
+
+    let sandbox = open_under(policy).await;
+    let line = format!(
+        "cd {} || exit; cat .git/config plain sub/.env; ls -A .ssh; echo new > made; echo more >> plain; \
+         mkdir fresh && mv plain fresh/ && stat -c %U made; \
+         for act in 'echo x > .git/config' 'rm -r .git' 'mv .git away' 'touch .git/hooks' 'echo x > sub/.env' \
+         'rm sub/.env' 'mv sub/.env away' 'touch .ssh/new' 'rmdir .ssh' 'ln .git/config away' 'chmod 777 .git/config' \
+         'chmod u+s made' 'chmod g+s fresh' 'install -m 4755 made program' \
+         \"python3 -c 'import os; os.open(\\\"p\\\", os.O_CREAT, 0o6755)'\"; \
+         do eval \"$act\" 2>/dev/null && echo \"succeeded: $act\"; done; mv sub moved; cat moved/.env; true",
+        project.display()
+    );
+    assert_eq!(stdout(&*sandbox, &line).await, "original\noriginal\nuser\n");
+    sandbox.close().await.unwrap();
+    let read = |path: &str| std::fs::read_to_string(project.join(path)).unwrap();
+    assert_eq!(read(".git/config"), "original\n");
+    assert_eq!(read("moved/.env"), "original\n");
+    assert_eq!(read(".ssh/id"), "original\n");
+    assert_eq!(read("fresh/plain"), "original\nmore\n");
+    // New files belong to the owner of the directory, whoever runs the commands.
+    let owner = |path: &str| {
+        let metadata = std::fs::metadata(project.join(path)).unwrap();
+        (metadata.uid(), metadata.gid(), metadata.mode() & 0o7000)
+    };
+    let (uid, gid, _) = owner("");
+    assert_eq!(owner("made"), (uid, gid, 0));
+    assert_eq!(owner("fresh"), (uid, gid, 0));
 }
 
 #[tokio::test]

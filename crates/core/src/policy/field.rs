@@ -13,6 +13,8 @@ pub enum PolicyField {
     ReadRoots,
     /// [`Policy::write_roots`](super::Policy::write_roots).
     WriteRoots,
+    /// [`Policy::hidden_paths`](super::Policy::hidden_paths).
+    HiddenPaths,
     /// A read-only [`Policy::working_directory`](super::Policy::working_directory).
     WorkingDirectory,
     /// [`Policy::network`](super::Policy::network).
@@ -47,6 +49,7 @@ impl PolicyField {
         match self {
             Self::ReadRoots => "read_roots",
             Self::WriteRoots => "write_roots",
+            Self::HiddenPaths => "hidden_paths",
             Self::WorkingDirectory => "working_directory",
             Self::Network => "network",
             Self::Subprocesses => "subprocesses",

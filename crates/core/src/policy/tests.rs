@@ -15,6 +15,7 @@ fn everything() -> Policy {
     Policy {
         read_roots: Some(ReadRoots::system().with_paths(["/data".into()])),
         write_roots: Some(Vec::new()),
+        hidden_paths: vec!["/srv/.env".into()],
         working_directory: Access::ReadOnly,
         network: Some(Network::Hosts(vec![host("*.example.org:443")])),
         subprocesses: Some(false),
@@ -70,6 +71,7 @@ fn fields_lists_exactly_the_set_fields() {
         [
             "read_roots",
             "write_roots",
+            "hidden_paths",
             "working_directory",
             "network",
             "subprocesses",
@@ -226,6 +228,7 @@ prop_compose! {
         system in any::<bool>(),
         read in option::of(prop::collection::vec("/[^\0]{0,20}", 0..3)),
         write in option::of(prop::collection::vec("/[^\0]{0,20}", 0..3)),
+        hidden in prop::collection::vec("/[^\0]{0,20}", 0..3),
         read_only in any::<bool>(),
         hosts in option::of(prop::collection::vec("(\\*\\.)?[a-z]{1,9}\\.example(:[1-9]{1,4})?", 0..3)),
         off in any::<bool>(),
@@ -238,6 +241,7 @@ prop_compose! {
         Policy {
             read_roots: read.map(|read| ReadRoots { system, paths: paths(read) }),
             write_roots: write.map(paths),
+            hidden_paths: paths(hidden),
             working_directory: if read_only { Access::ReadOnly } else { Access::ReadWrite },
             network: if off { Some(Network::Off) } else { hosts.map(Network::Hosts) },
             subprocesses,

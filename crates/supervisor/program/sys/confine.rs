@@ -35,6 +35,25 @@ pub fn set_mount_attributes(target: &CStr, set: u64) -> Result<()> {
     .map(drop)
 }
 
+/// Clones the mount of a directory, and those below it.
+pub fn clone_mounts(path: &CStr) -> Result<Fd> {
+    const CLONE: usize = 1;
+    const RECURSIVE: usize = 0x8000;
+    const CLOSE_ON_EXEC: usize = 0o200_0000;
+    let flags = CLONE | RECURSIVE | CLOSE_ON_EXEC;
+    call!(428, AT_FDCWD.0, path.as_ptr(), flags).map(Fd::from_register)
+}
+
+/// Maps the owners of files in cloned mounts as a user namespace does.
+pub fn map_owners(mounts: Fd, namespace: Fd) -> Result<()> {
+    const EMPTY_PATH_RECURSIVE: usize = 0x1000 | 0x8000;
+    const MAP: u64 = 0x10_0000;
+    let attributes = [MAP, 0, 0, namespace.0 as u64];
+    let (path, set) = (c"".as_ptr(), attributes.as_ptr());
+    let size = size_of_val(&attributes);
+    call!(442, mounts.0, path, EMPTY_PATH_RECURSIVE, set, size).map(drop)
+}
+
 /// Makes the current directory the root and detaches the old root.
 pub fn pivot_to_current_directory() -> Result<()> {
     const MNT_DETACH: usize = 2;
@@ -43,6 +62,9 @@ pub fn pivot_to_current_directory() -> Result<()> {
 }
 
 system_calls! {
+    /// Attaches cloned mounts to a directory.
+    fn attach_mounts(mounts: Fd, target: &CStr) = 429(mounts.0, c"".as_ptr(), AT_FDCWD.0, target.as_ptr(),
+        4 /* MOVE_MOUNT_F_EMPTY_PATH */);
     /// Returns the Landlock ABI version; fails if the kernel does not support or enable Landlock.
     fn landlock_version() -> usize = 444(0, 0, 1 /* LANDLOCK_CREATE_RULESET_VERSION */);
     fn landlock_ruleset(attributes: &[u64; 3], size: usize) -> Fd

@@ -45,6 +45,7 @@ fn in_namespaces() -> Vec<u8> {
         sockets: AllowedSockets::Ordinary,
         shares_with_host: false,
         subprocesses: true,
+        set_id_modes: true,
     })
 }
 
@@ -128,6 +129,7 @@ fn shared_network_and_ipc_are_refused() {
         sockets: AllowedSockets::PairsOnly,
         shares_with_host: true,
         subprocesses: true,
+        set_id_modes: true,
     });
     assert_eq!(answer(&program, libc::SYS_socket, &[1, 1, 0]), EPERM);
     for (kind, expected) in [(1, ALLOWED), (0x80805, ALLOWED), (2, EPERM), (3, EPERM)] {
@@ -138,6 +140,40 @@ fn shared_network_and_ipc_are_refused() {
     assert_eq!(answer(&program, libc::SYS_prlimit64, &[1, 7]), EPERM);
     for call in SHARED {
         assert_eq!(answer(&program, *call, &[]), EPERM, "{call}");
+    }
+}
+
+#[test]
+fn set_id_modes_are_refused() {
+    let program = program(FilterOptions {
+        sockets: AllowedSockets::Ordinary,
+        shares_with_host: false,
+        subprocesses: true,
+        set_id_modes: false,
+    });
+    let create = 0o101;
+    for (call, arguments, expected) in [
+        (libc::SYS_chmod, vec![0, 0o1777], ALLOWED),
+        (libc::SYS_chmod, vec![0, 0o4755], EPERM),
+        (libc::SYS_fchmod, vec![3, 0o2755], EPERM),
+        (libc::SYS_fchmodat, vec![3, 0, 0o6755], EPERM),
+        (libc::SYS_fchmodat2, vec![3, 0, 0o4000], EPERM),
+        (libc::SYS_creat, vec![0, 0o4755], EPERM),
+        (libc::SYS_mknod, vec![0, 0o4755], EPERM),
+        (libc::SYS_mknodat, vec![3, 0, 0o2755], EPERM),
+        (libc::SYS_open, vec![0, create, 0o755], ALLOWED),
+        (libc::SYS_open, vec![0, create, 0o4755], EPERM),
+        // Without a file to create, the mode is whatever is in the register.
+        (libc::SYS_open, vec![0, 0, 0o4755], ALLOWED),
+        (libc::SYS_openat, vec![3, 0, create, 0o2755], EPERM),
+        (libc::SYS_openat, vec![3, 0, 0o2020_0002, 0o4755], EPERM),
+        (libc::SYS_openat2, vec![], ENOSYS),
+    ] {
+        assert_eq!(
+            answer(&program, call, &arguments),
+            expected,
+            "{call} {arguments:?}"
+        );
     }
 }
 

@@ -21,9 +21,10 @@ cases! { cases for Harness:
 }
 
 /// The fields with a policy that sets only this field. Commands can run under each.
-const FIELDS: [PolicyField; 15] = [
+const FIELDS: [PolicyField; 16] = [
     PolicyField::ReadRoots,
     PolicyField::WriteRoots,
+    PolicyField::HiddenPaths,
     PolicyField::WorkingDirectory,
     PolicyField::Network,
     PolicyField::Subprocesses,
@@ -61,6 +62,7 @@ fn set(policy: &mut Policy, field: PolicyField) {
             policy.read_roots = Some(roots.map(PathBuf::from).into());
         }
         PolicyField::WriteRoots => policy.write_roots = Some(Vec::new()),
+        PolicyField::HiddenPaths => policy.hidden_paths = vec!["/etc/passwd".into()],
         PolicyField::WorkingDirectory => policy.working_directory = Access::ReadOnly,
         PolicyField::Network => policy.network = Some(Network::Off),
         PolicyField::Subprocesses => policy.subprocesses = Some(false),
