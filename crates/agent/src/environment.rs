@@ -97,12 +97,23 @@ impl SandboxFacts {
     }
 }
 
+/// A directory of the user that runs work on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UserDirectory {
+    /// The working directory is a copy of it; the caller takes the changes from the sandbox
+    /// ([`Session::sandbox`](crate::Session::sandbox)).
+    Copied(String),
+    /// Commands change it at its path, which the policy has to allow.
+    InPlace(String),
+}
+
 /// The files in the working directory when a run begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Files<'a> {
     pub(crate) inputs: &'a [String],
-    /// The directory that the working directory is a copy of.
-    pub(crate) working_copy_of: Option<&'a str>,
+    /// The user's directory that the run works on.
+    pub(crate) user_directory: Option<&'a UserDirectory>,
 }
 
 /// Whether a character can't end the block or a line of it.
@@ -133,13 +144,24 @@ pub(crate) fn lines(
         }
         let _ = writeln!(lines, "Network: {}", network(info.enforced_network()));
     }
-    let title = match files.working_copy_of {
-        Some(directory) => {
-            let directory: String = directory
-                .chars()
-                .filter(is_plain)
-                .take(MAX_FACT_CHARS)
-                .collect();
+    let plain = |directory: &str| -> String {
+        let chars = directory.chars().filter(is_plain);
+        chars.take(MAX_FACT_CHARS).collect()
+    };
+    let title = match files.user_directory {
+        Some(UserDirectory::InPlace(directory)) => {
+            let directory = plain(directory);
+            let _ = writeln!(
+                lines,
+                "Result: your changes to the user's directory `{directory}`. Commands see it at that path, outside of the \
+                 working directory, and change it at once: change to it first (`cd`). Version control and the settings \
+                 of editors, shells and agents are read-only there. Change only what the task needs, and name files to \
+                 finish only if the user asked for them besides."
+            );
+            "Input files"
+        }
+        Some(UserDirectory::Copied(directory)) => {
+            let directory = plain(directory);
             let _ = writeln!(
                 lines,
                 "Result: your changes to the working directory, which is a copy of the user's directory `{directory}`. \

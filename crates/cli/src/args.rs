@@ -309,6 +309,14 @@ pub(crate) struct WorkdirArgs {
     #[arg(long, value_name = "DIR", group = "files")]
     pub(crate) workdir: Option<PathBuf>,
 
+    /// Work on the directory of --workdir itself, not on a copy: commands change it at once
+    ///
+    /// For the local backend with mount namespaces. What other programs run or obey, such as .git, .github and AGENTS.md,
+    /// is read-only, and files that look like secrets are hidden. There is no diff to decide on, and limits of disk
+    /// space don't hold in the directory.
+    #[arg(long, requires = "workdir", conflicts_with_all = ["apply", "diff", "reject"])]
+    pub(crate) in_place: bool,
+
     /// Apply the changes of --workdir without a question
     ///
     /// Changes to files that programs may run or obey, such as .github and AGENTS.md, are still asked for, or left out.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{KeptRun, KeptStatus, SessionOptions};
+use cantle::agent::{KeptRun, KeptStatus, SessionOptions, UserDirectory};
 use cantle::core::event::EventKind;
 use cantle::core::message::Message;
 use cantle::core::sandbox::SandboxHandle;
@@ -88,6 +88,10 @@ impl EarlierRun {
         or(&mut args.output_dir, saved.output_dir.as_ref());
         or(&mut args.skills, saved.skills.as_ref());
         or(&mut args.mcp, saved.mcp.as_ref());
+        if let (Some(in_place), None) = (&saved.in_place, &args.workdir.workdir) {
+            args.workdir.workdir = Some(in_place.directory.clone());
+            args.workdir.in_place = true;
+        }
         let origin = saved.working_copy.as_ref().map(|copy| &copy.origin);
         or(&mut args.workdir.workdir, origin);
         args.approve = args.approve.or_else(|| saved.approve.clone());
@@ -105,7 +109,7 @@ impl EarlierRun {
     ) -> anyhow::Result<(String, Option<TempDir>)> {
         let run = self.run.run;
         options.history = self.conversation;
-        if let Some(origin) = &options.working_copy_of {
+        if let Some(UserDirectory::Copied(origin)) = &options.user_directory {
             let note = "The working directory is a new copy of the user's directory as it is now: changes of the \
                         earlier task are in it as far as the user has applied them.";
             options.history.push(Message::user(in_new_sandbox(note)));

@@ -21,6 +21,7 @@ mod exit;
 mod extra_tools;
 mod files;
 mod images;
+mod in_place;
 mod interrupts;
 mod kept_sandbox;
 mod line_editor;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::args::RunArgs;
 use crate::config::{ModelSource, RunConfig};
 use crate::extra_tools::ExtraTools;
+use crate::in_place::InPlace;
 use crate::policy;
 use crate::settings::Settings;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of};
@@ -39,6 +40,9 @@ pub(crate) struct SavedSettings {
     /// The directory that the run works on.
     #[serde(default)]
     pub(crate) working_copy: Option<WorkingCopy>,
+    /// The directory that the run changes itself.
+    #[serde(default)]
+    pub(crate) in_place: Option<InPlace>,
     /// The directory of skills.
     #[serde(default)]
     pub(crate) skills: Option<PathBuf>,
@@ -62,7 +66,7 @@ impl SavedSettings {
         config: &RunConfig,
         args: &RunArgs,
         schema: Option<&Value>,
-        working_copy: Option<&WorkingCopy>,
+        (working_copy, in_place): (Option<&WorkingCopy>, Option<&InPlace>),
         asks_user: bool,
         sub_agents: &[SubAgentTable],
     ) -> anyhow::Result<Self> {
@@ -93,6 +97,7 @@ impl SavedSettings {
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
             started_in: std::env::current_dir().unwrap_or_default(),
             working_copy: working_copy.cloned(),
+            in_place: in_place.cloned(),
             skills: args.skills.as_ref().map(absolute).transpose()?,
             asks_user,
             extra_tools: ExtraTools::default(),

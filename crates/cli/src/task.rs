@@ -20,6 +20,7 @@ use crate::agent::FINISH;
 use crate::ask::TerminalUser;
 use crate::display::{Display, Summary};
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::in_place::InPlace;
 use crate::kept_sandbox;
 use crate::output_dir::OutputDir;
 use crate::replay::ReplayHooks;
@@ -45,6 +46,8 @@ pub(crate) struct Task {
     pub(crate) output_dir: Option<OutputDir>,
     /// The directory that the run works on.
     pub(crate) workdir: Option<Workdir>,
+    /// The directory that it changes itself.
+    pub(crate) in_place: Option<InPlace>,
     /// Advice for the case that the provider refuses the key.
     pub(crate) key_advice: Option<String>,
     /// Whether an unfinished run can be resumed.
@@ -275,6 +278,10 @@ impl Task {
             if !decision.is_complete && code == Code::Finished {
                 code = Code::Limit;
             }
+        }
+        if let Some(in_place) = &self.in_place {
+            let lines = in_place.set_aside().internal()?;
+            display.closing_lines(&lines, !lines.is_empty()).await;
         }
         Ok(code as u8)
     }

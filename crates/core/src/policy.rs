@@ -52,7 +52,7 @@ pub struct Policy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_roots: Option<Vec<PathBuf>>,
     /// Absolute host paths below the roots whose content is hidden: each appears as an empty file or directory, and can't
-    /// be changed. A missing one is an error when the sandbox opens.
+    /// be changed. One that is missing when the sandbox opens is ignored.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hidden_paths: Vec<PathBuf>,
     /// Access to the working directory.

@@ -3,6 +3,7 @@
 use core::ffi::CStr;
 
 use crate::sys::{self, Errno, Fd, Forked, List, MAX_FDS, NONE};
+use crate::tasks::EntryKind;
 use crate::wire::{Identity, PlannedStep, Reader, SetupReply, Step};
 
 /// An upper bound of capability numbers.
@@ -190,7 +191,9 @@ fn perform(
             }
         }
         Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set)?,
-        Step::MakeDirectory { path, mode } => sys::mkdir(path, mode)?,
+        Step::MakeDirectory { path, mode } => {
+            accept_existing(sys::mkdir(path, mode), path, EntryKind::Directory)?;
+        }
         Step::OwnedDirectory {
             path,
             identity,
@@ -238,9 +241,23 @@ fn make_owned_directory(path: &CStr, identity: Option<Identity>, mode: u32) -> s
     identity.map_or(Ok(()), |(uid, gid)| sys::chown(path, uid, gid))
 }
 
+/// Accepts that an entry of this kind exists: the mount points in the directories of a kept sandbox are there already,
+/// unless its commands have replaced them.
+fn accept_existing(made: sys::Result<()>, path: &CStr, kind: EntryKind) -> sys::Result<()> {
+    match made {
+        Err(sys::EEXIST) if sys::statat(sys::AT_FDCWD, path)?.kind() == kind => Ok(()),
+        made => made,
+    }
+}
+
 fn make_file(path: &CStr, content: &CStr) -> sys::Result<()> {
     let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
-    let file = sys::openat(sys::AT_FDCWD, path, flags, 0o644)?;
+    let file = match sys::openat(sys::AT_FDCWD, path, flags, 0o644) {
+        Err(error) if content.is_empty() => {
+            return accept_existing(Err(error), path, EntryKind::File);
+        }
+        file => file?,
+    };
     let written = match content.to_bytes() {
         [] => Ok(0),
         bytes => sys::write(file, bytes),

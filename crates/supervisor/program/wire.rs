@@ -138,14 +138,14 @@ wire_enum! {
             /// Attributes to set.
             set: u64,
         } = 2,
-        /// Creates a directory.
+        /// Creates a directory, unless there is one.
         MakeDirectory {
             /// Path.
             path: &'b CStr,
             /// Mode.
             mode: u32,
         } = 3,
-        /// Creates a file.
+        /// Creates a file; an empty one, unless there is a file.
         MakeFile {
             /// Path.
             path: &'b CStr,

@@ -226,7 +226,7 @@ impl RunTask {
         let turns = resources.agent.rules.max_turns;
         let files = environment::Files {
             inputs: &resources.input_files,
-            working_copy_of: resources.working_copy_of.as_deref(),
+            user_directory: resources.user_directory.as_ref(),
         };
         let lines = environment::lines(turns, facts, files);
         message::environment::describe(&lines, task)

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::budget::Budget;
 use crate::definition::Definition;
-use crate::environment::SandboxFacts;
+use crate::environment::{SandboxFacts, UserDirectory};
 use crate::journal::{Identity, ReopenedRun, RunStore};
 use crate::scope::{OutputDir, ParentRun};
 use crate::skills::Skills;
@@ -30,8 +30,8 @@ pub(crate) struct SessionResources {
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
     pub(crate) outputs: Option<OutputDir>,
-    /// The directory that the working directory is a copy of.
-    pub(crate) working_copy_of: Option<String>,
+    /// The user's directory that runs work on.
+    pub(crate) user_directory: Option<UserDirectory>,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,

@@ -52,7 +52,7 @@ impl Session {
             output_dir,
             has_output_dir_per_run: per_run,
             outputs,
-            working_copy_of,
+            user_directory,
             history,
             sandbox,
             budget,
@@ -104,7 +104,7 @@ impl Session {
             per_run,
             options: outputs,
         });
-        resources.working_copy_of = working_copy_of;
+        resources.user_directory = user_directory;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         let history = histories::answer_open_calls(history)
@@ -132,7 +132,7 @@ impl Session {
             output_dir,
             has_output_dir_per_run: per_run,
             outputs,
-            working_copy_of,
+            user_directory,
             budget,
             answers_approvals,
             fresh_sandbox,
@@ -221,7 +221,7 @@ impl Session {
             per_run,
             options: outputs,
         });
-        resources.working_copy_of = working_copy_of;
+        resources.user_directory = user_directory;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         resources.input_files.clone_from(&header.input_files);
@@ -242,7 +242,7 @@ impl Session {
         } = session;
         if resources.parent.is_none() {
             let sandbox = resources.sandbox.as_deref();
-            let delivers = resources.outputs.is_some() || resources.working_copy_of.is_some();
+            let delivers = resources.outputs.is_some() || resources.user_directory.is_some();
             let warnings = sandbox_warnings(sandbox, delivers);
             resources.warnings.extend(warnings);
         }

@@ -208,7 +208,7 @@ async fn open_providers(
         sandbox_facts: OnceCell::new(),
         input_files,
         outputs: None,
-        working_copy_of: None,
+        user_directory: None,
         warnings,
         cancellation,
         history: Arc::default(),

@@ -10,6 +10,7 @@ use cantle_core::tool::Progress;
 use serde_json::Value;
 
 use crate::budget::Budget;
+use crate::environment::UserDirectory;
 use crate::inputs::InputOptions;
 use crate::journal::RunStore;
 use crate::scope::ParentRun;
@@ -30,9 +31,8 @@ pub struct SessionOptions {
     pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
-    /// The directory that the working directory is a copy of. The model is told that its changes to the copy are
-    /// the result; the caller takes them from the sandbox ([`Session::sandbox`](crate::Session::sandbox)).
-    pub working_copy_of: Option<String>,
+    /// The user's directory that the runs work on. The model is told that its changes are the result.
+    pub user_directory: Option<UserDirectory>,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
     /// The sandbox of an earlier run to go on in, with its files, instead of a new one. Once a run
@@ -71,7 +71,7 @@ pub struct ResumeOptions {
     /// How they are saved.
     pub outputs: OutputOptions,
     /// As in [`SessionOptions`]. The model was told when the run began.
-    pub working_copy_of: Option<String>,
+    pub user_directory: Option<UserDirectory>,
     /// The budget of the run, including earlier spending.
     pub budget: Budget,
     /// Whether the holder of the run decides on calls that need approval. Otherwise the agent's user
@@ -112,9 +112,9 @@ macro_rules! common_options {
                 self
             }
 
-            /// Says that the working directory is a copy of this directory.
-            pub fn working_copy_of(mut self, directory: impl Into<String>) -> Self {
-                self.working_copy_of = Some(directory.into());
+            /// Sets the user's directory that the runs work on.
+            pub fn user_directory(mut self, directory: UserDirectory) -> Self {
+                self.user_directory = Some(directory);
                 self
             }
 

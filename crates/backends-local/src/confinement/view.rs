@@ -123,7 +123,12 @@ pub(super) fn build(
     (read_only_parts, read_roots.paths) = targets(&read_roots.paths)?
         .into_iter()
         .partition(|path| is_part(path, &write_roots));
-    let hidden = targets(&policy.hidden_paths)?;
+    let mut hidden: Vec<_> = policy
+        .hidden_paths
+        .iter()
+        .filter_map(|path| fs::canonicalize(path).ok())
+        .collect();
+    hidden.sort();
     view.show_read_roots(&read_roots)?;
     for path in named.iter().chain(policy.write_roots.iter().flatten()) {
         let target = canonical(path)?;

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{Agent, Budget, ResumeOptions, RunStore, Session, SessionOptions};
+use cantle::agent::{
+    Agent, Budget, ResumeOptions, RunStore, Session, SessionOptions, UserDirectory,
+};
 use cantle::backends::local::LocalBackend;
 use cantle::core::content::Content;
 use cantle::core::ids::RunId;
@@ -29,6 +31,7 @@ use crate::earlier_run::EarlierRun;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
+use crate::in_place::InPlace;
 use crate::kept_sandbox;
 use crate::mcp;
 use crate::output_dir::OutputDir;
@@ -157,6 +160,12 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
     let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
+    let in_place = InPlace::find(&args.workdir, args.inputs.include_secrets).usage()?;
+    if let Some(in_place) = &in_place {
+        let directory = in_place.directory.display().to_string();
+        options.user_directory = Some(UserDirectory::InPlace(directory));
+        remarks.push(in_place.remark());
+    }
     let has_history = args.history.is_some() || earlier.is_some();
     let delivered = match earlier {
         Some(earlier) => {
@@ -181,11 +190,12 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
             Ok((backend, state)) => {
                 let asks_user = user.is_some();
                 let copy = workdir.as_ref().map(|it| &it.copy);
+                let directories = (copy, in_place.as_ref());
                 let saved = SavedSettings::new(
                     &config,
                     args,
                     schema.as_ref(),
-                    copy,
+                    directories,
                     asks_user,
                     &sub_agents,
                 );
@@ -212,7 +222,7 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
         user,
     };
     let start = Start::New(Box::new(options));
-    let target = (output_dir, workdir);
+    let target = (output_dir, workdir, in_place);
     let mut prepared = definition.prepare(args, start, task, target, remarks)?;
     prepared.delivered = delivered;
     Ok(prepared)
@@ -240,8 +250,12 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     options.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.outputs = output_options(args, options.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
-    let origin = workdir.as_ref().map(|it| it.copy.origin.display());
-    options.working_copy_of = origin.map(|origin| origin.to_string());
+    let in_place = saved.in_place.clone();
+    let copied = workdir.as_ref().map(|it| it.copy.origin.display());
+    let changed = in_place.as_ref().map(|it| it.directory.display());
+    options.user_directory = copied
+        .map(|it| UserDirectory::Copied(it.to_string()))
+        .or_else(|| Some(UserDirectory::InPlace(changed?.to_string())));
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut config = saved.config(args).usage()?;
     config.policy.environment = args.variables.resolve(&saved.variables).usage()?;
@@ -262,7 +276,7 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         run: kept.run,
         options: Box::new(options),
     };
-    let target = (output_dir, workdir);
+    let target = (output_dir, workdir, in_place);
     definition.prepare(args, start, kept.task.into(), target, Vec::new())
 }
 
@@ -289,10 +303,14 @@ impl Definition<'_> {
         args: &RunArgs,
         mut start: Start,
         task: Content,
-        (output_dir, workdir): (Option<OutputDir>, Option<Workdir>),
+        (output_dir, workdir, in_place): (Option<OutputDir>, Option<Workdir>, Option<InPlace>),
         mut remarks: Vec<String>,
     ) -> Result<PreparedRun, Failure> {
-        let config = self.config;
+        let mut config = self.config;
+        if let Some(in_place) = &in_place {
+            let backend = config.settings.sandbox.backend.as_ref();
+            in_place.add_to(&mut config.policy, backend).usage()?;
+        }
         let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
         remarks.extend(withheld_key_remark(model));
         let is_resumable = match &start {
@@ -388,6 +406,7 @@ impl Definition<'_> {
                 content: task,
                 output_dir,
                 workdir,
+                in_place,
                 key_advice: key_advice(model),
                 is_resumable,
                 retention,
@@ -458,6 +477,13 @@ impl PreparedRun {
             }
         })?;
         drop(self.delivered);
+        if let Some(in_place) = &self.task.in_place
+            && let Err(error) = in_place.check(session.sandbox().map(AsRef::as_ref)).await
+        {
+            // The first failure is the one to report.
+            let _ = session.close().await;
+            return Err(Failure::new(Code::Sandbox, error));
+        }
         if let Some(workdir) = &self.task.workdir
             && let Err(error) = workdir
                 .note_before(session.sandbox().map(AsRef::as_ref))

@@ -88,22 +88,9 @@ impl WorkingCopy {
         parent: &Path,
         options: &InputOptions,
     ) -> anyhow::Result<Self> {
-        let origin = origin
-            .canonicalize()
-            .with_context(|| format!("the directory {} can't be read", origin.display()))?;
-        if !origin.is_dir() {
-            bail!("{} is not a directory", origin.display());
-        }
-        let home = variable("HOME").and_then(|home| PathBuf::from(home).canonicalize().ok());
-        if origin.parent().is_none() || home.is_some_and(|home| home == origin) {
-            bail!(
-                "--workdir copies the whole directory, and {} is too much: name a project's directory",
-                origin.display()
-            );
-        }
         Ok(Self {
             directory: parent.join(RunId::new().to_string()),
-            origin,
+            origin: project_directory(origin)?,
             include_ignored: options.include_ignored,
             include_secrets: options.include_secrets,
         })
@@ -232,6 +219,27 @@ impl WorkingCopy {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the canonical path of a directory to work on.
+///
+/// # Errors
+/// If it can't be read, or holds everything of a user or of the machine.
+pub(crate) fn project_directory(directory: &Path) -> anyhow::Result<PathBuf> {
+    let found = directory
+        .canonicalize()
+        .with_context(|| format!("the directory {} can't be read", directory.display()))?;
+    if !found.is_dir() {
+        bail!("{} is not a directory", found.display());
+    }
+    let home = variable("HOME").and_then(|home| PathBuf::from(home).canonicalize().ok());
+    if found.parent().is_none() || home.is_some_and(|home| home == found) {
+        bail!(
+            "--workdir is about a whole directory, and {} is too much: name a project's directory",
+            found.display()
+        );
+    }
+    Ok(found)
 }
 
 /// Creates a directory that only its owner may enter.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use cantle::agent::{InputOptions, SessionOptions};
+use cantle::agent::{InputOptions, SessionOptions, UserDirectory};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::Sandbox;
 
@@ -36,7 +36,7 @@ impl Workdir {
         args: &WorkdirArgs,
         options: &mut SessionOptions,
     ) -> anyhow::Result<Option<Self>> {
-        let Some(origin) = &args.workdir else {
+        let Some(origin) = args.workdir.as_ref().filter(|_| !args.in_place) else {
             check_flags(args)?;
             return Ok(None);
         };
@@ -52,7 +52,7 @@ impl Workdir {
             options.inputs.include_ignored,
             options.inputs.include_secrets,
         ) = (true, true);
-        options.working_copy_of = Some(copy.origin.display().to_string());
+        options.user_directory = Some(UserDirectory::Copied(copy.origin.display().to_string()));
         Ok(Some(Self {
             copy,
             review: Review::new(args),

@@ -19,6 +19,7 @@ mod exec;
 mod failures;
 mod files;
 mod going_on;
+mod in_place;
 mod interrupts;
 mod limits;
 mod mcp;

@@ -86,6 +86,7 @@ impl PreparedDemo {
             content: TASK.into(),
             output_dir: Some(OutputDir::Given(self.args.output_dir)),
             workdir: None,
+            in_place: None,
             key_advice: None,
             is_resumable: false,
             retention: None,

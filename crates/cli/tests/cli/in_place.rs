@@ -1,0 +1,123 @@
+//! Runs that change the user's directory itself (`--in-place`).
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+
+use cantle_testkit::openai::{Script, ScriptedServer};
+
+use crate::support::{Exited, TestEnv};
+use crate::{command, finish};
+
+/// Returns a server whose model runs a command and finishes, and a directory `repo` to work on.
+async fn on_repository(changes: &str) -> (ScriptedServer, TestEnv) {
+    let script = Script::new()
+        .turn(command(changes))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("repo/src/main.txt", "helo\n");
+    env.write("repo/.git/config", "original\n");
+    env.write("repo/AGENTS.md", "original\n");
+    env.write("repo/packages/a/.github/ci.yml", "original\n");
+    env.write("repo/.env", "SECRET=1\n");
+    env.write("outside/settings.json", "original\n");
+    symlink("../outside", env.path("repo/.vscode")).unwrap();
+    (server, env)
+}
+
+async fn work(env: &TestEnv, flags: &[&str]) -> Exited {
+    let run = ["run", "Correct it", "--workdir", "repo", "--in-place"];
+    env.run(run.iter().chain(flags)).await
+}
+
+#[tokio::test]
+async fn commands_change_the_directory_but_not_what_programs_obey() {
+    let (server, env) = on_repository("").await;
+    let repo = env.path("repo");
+    let changes = format!(
+        "cd '{}'; sed -i s/helo/hello/ src/main.txt; mkdir made; echo x > made/new; cat .env; \
+         for act in 'echo evil > .git/config' 'mv .git away' 'echo evil > AGENTS.md' 'rm AGENTS.md' 'rm -r packages/a/.github/ci.yml' \
+         'cat .vscode/settings.json' 'echo evil > .vscode/settings.json' 'echo evil > .env' 'chmod u+s made/new'; do \
+         eval \"$act\" 2>&1 && echo \"SUCC\"EEDED \"$act\"; done; \
+         rm .vscode; mkdir .vscode; echo evil > .vscode/tasks.json; mkdir made/.git; echo evil > made/.git/config; \
+         ln -s /etc made/.husky; mv packages moved; true",
+        repo.display()
+    );
+    let script = Script::new()
+        .turn(command(&changes))
+        .turn(finish("Done.", &[]));
+    drop(server);
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let env = env.with_server(&server.url());
+    let exited = work(&env, &[]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let first = server.requests()[0].body().to_string();
+    assert!(first.contains("change it at once"), "{first}");
+    let second = server.requests()[1].body().to_string();
+    assert!(!second.contains("SECRET"), "{second}");
+    assert!(!second.contains("SUCCEEDED"), "{second}");
+
+    assert_eq!(env.read("repo/src/main.txt"), "hello\n");
+    assert_eq!(env.read("repo/.git/config"), "original\n");
+    assert_eq!(env.read("repo/AGENTS.md"), "original\n");
+    assert_eq!(env.read("repo/moved/a/.github/ci.yml"), "original\n");
+    assert_eq!(env.read("repo/.env"), "SECRET=1\n");
+    assert_eq!(env.read("outside/settings.json"), "original\n");
+    let (made, owner) = (
+        fs::metadata(env.path("repo/made/new")).unwrap(),
+        fs::metadata(&repo).unwrap(),
+    );
+    assert_eq!((made.uid(), made.gid()), (owner.uid(), owner.gid()));
+    assert_eq!(made.permissions().mode() & 0o7000, 0);
+    // New names that programs obey are renamed, also where a link was replaced.
+    assert_eq!(env.read("repo/from-run-.vscode/tasks.json"), "evil\n");
+    assert_eq!(env.read("repo/made/from-run-.git/config"), "evil\n");
+    assert!(env.path("repo/made/from-run-.husky").is_symlink());
+    for gone in ["repo/.vscode", "repo/made/.git"] {
+        assert!(!env.path(gone).exists(), "{gone}");
+    }
+    assert!(
+        exited.stderr.contains("Renamed: made/.git is new"),
+        "{exited:?}"
+    );
+    assert!(
+        exited.stderr.contains("there is no diff to decide on, and no limit of disk space. Read-only: .git, .vscode, AGENTS.md"),
+        "{exited:?}"
+    );
+    assert!(
+        exited.stderr.contains("Hidden (--include-secrets): .env."),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_later_task_goes_on_in_the_directory() {
+    let (_server, env) = on_repository("true").await;
+    assert_eq!(work(&env, &[]).await.code, Some(0));
+    env.write("repo/.envrc", "made by the user\n");
+    let again = env.run(["run", "Go on", "--continue", "last"]).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert!(again.stderr.contains("Commands change"), "{again:?}");
+    assert_eq!(env.read("repo/.envrc"), "made by the user\n");
+}
+
+#[tokio::test]
+async fn what_cant_be_protected_is_refused() {
+    let (server, env) = on_repository("true").await;
+    for (flags, reason) in [
+        (&["--policy", "unconfined"][..], "which protects nothing"),
+        (&["--best-effort"], "without mount namespaces"),
+        (&["--apply"], "cannot be used with"),
+        (
+            &["--backend", "docker:debian:stable-slim"],
+            "needs the local backend",
+        ),
+    ] {
+        let refused = work(&env, flags).await;
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.stderr.contains(reason), "{reason}: {refused:?}");
+    }
+    let home = env.run(["run", "x", "--workdir", ".", "--in-place"]).await;
+    assert_eq!(home.code, Some(2), "{home:?}");
+    assert!(server.requests().is_empty());
+}
