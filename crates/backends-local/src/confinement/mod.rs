@@ -100,7 +100,10 @@ impl Plan {
         let shared_group = groups.shared_directory().unwrap_or_default();
         let groups = groups.cleanups();
         let mapped_roots = match in_namespaces {
-            true => MappedRoot::of(policy, identity)?,
+            true => {
+                let write_roots = policy.write_roots.as_deref().unwrap_or_default();
+                MappedRoot::of(view::targets(write_roots)?, identity)?
+            }
             false => Vec::new(),
         };
         let setup = Setup {
@@ -116,7 +119,8 @@ impl Plan {
             mapped: u32::try_from(mapped_roots.len()).unwrap_or(u32::MAX),
             shared_group: &shared_group,
         };
-        let mut steps = Steps::new(&setup, &groups, &mapped_roots);
+        let mapped: Vec<_> = mapped_roots.iter().map(MappedRoot::for_guard).collect();
+        let mut steps = Steps::new(&setup, &groups, &mapped);
         let mut plan = Self {
             mode,
             body: Vec::new(),

@@ -5,12 +5,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use cantle_core::policy::Policy;
 use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::wire::{MAX_MAPPED, MappedDirectory};
 
 use super::steps::c_path;
-use super::view::targets;
 use crate::identity::Identity;
 
 /// A write root whose owner is, to commands, the user that runs them: it can change its files, and new files are its
@@ -24,13 +22,16 @@ pub(super) struct MappedRoot {
 }
 
 impl MappedRoot {
-    /// Returns the write roots to map: those of other users, where root runs commands as another user.
-    pub(super) fn of(policy: &Policy, identity: Identity) -> Result<Vec<Self>, SandboxError> {
+    /// Returns those of the canonical write roots to map: those of other users, where root runs commands as another user.
+    pub(super) fn of(
+        write_roots: Vec<PathBuf>,
+        identity: Identity,
+    ) -> Result<Vec<Self>, SandboxError> {
         let mut mapped = Vec::new();
         if !identity.is_other {
             return Ok(mapped);
         }
-        for path in targets(policy.write_roots.as_deref().unwrap_or_default())? {
+        for path in write_roots {
             let owner = fs::metadata(&path).map_err(|error| {
                 SandboxError::io(format!("failed to look at {}", path.display()), error)
             })?;

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::Writer;
-use cantle_supervisor::wire::{ControlGroup, Setup, Step};
+use cantle_supervisor::wire::{ControlGroup, MappedDirectory, Setup, Step};
 
-use super::owners::MappedRoot;
 use crate::groups::GroupCleanup;
 
 /// `MS_…` of `mount(2)`.
@@ -32,7 +31,7 @@ impl Steps {
     pub(super) fn new(
         setup: &Setup<'_>,
         groups: &[GroupCleanup],
-        mapped_roots: &[MappedRoot],
+        mapped: &[MappedDirectory<'_>],
     ) -> Self {
         let mut writer = Writer::new();
         writer.write(setup);
@@ -43,8 +42,8 @@ impl Steps {
                 stop_value: &group.stop_value,
             });
         }
-        for root in mapped_roots {
-            writer.write(&root.for_guard());
+        for directory in mapped {
+            writer.write(directory);
         }
         Self {
             writer,
