@@ -1,7 +1,7 @@
 //! The leased sandboxes of principals.
 //!
 //! The calls of a principal take turns, in the order of their arrival. The first one opens its sandbox, which is
-//! closed after [`IDLE`] without a call, or earlier if a principal of the same key needs the place and no other
+//! closed after some time without a call, or earlier if a principal of the same key needs the place and no other
 //! sandbox has been unused for longer.
 
 use std::collections::HashMap;
@@ -20,8 +20,7 @@ use super::Refusal;
 use crate::fleet::{Fleet, SandboxPlace};
 use crate::tasks::Tasks;
 
-/// The time without a call after which a sandbox is closed, and the interval of looking.
-const IDLE: Duration = Duration::from_secs(600);
+/// The longest interval of looking for idle sandboxes.
 const IDLE_CHECK: Duration = Duration::from_secs(10);
 /// How long a call waits for those before it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -113,21 +112,25 @@ impl PrincipalState {
 pub(super) struct Leases {
     fleet: Arc<Fleet>,
     calls_per_minute: u32,
+    idle: Duration,
     states: Mutex<HashMap<PrincipalId, Arc<PrincipalState>>>,
     stopping: CancellationToken,
     tasks: Tasks,
 }
 
 impl Leases {
-    pub(super) fn new(fleet: &Arc<Fleet>, calls_per_minute: u32) -> Arc<Self> {
+    pub(super) fn new(fleet: &Arc<Fleet>, calls_per_minute: u32, idle: Duration) -> Arc<Self> {
         let leases = Arc::new(Self {
             fleet: Arc::clone(fleet),
             calls_per_minute,
+            idle,
             states: Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: Tasks::default(),
         });
-        leases.tasks.spawn(close_idle(Arc::downgrade(&leases)));
+        leases
+            .tasks
+            .spawn(close_idle(Arc::downgrade(&leases), idle.min(IDLE_CHECK)));
         leases
     }
 
@@ -219,13 +222,17 @@ impl Leases {
 }
 
 /// Closes sandboxes that have been idle for too long, and forgets principals without one.
-async fn close_idle(leases: Weak<Leases>) {
+async fn close_idle(leases: Weak<Leases>, interval: Duration) {
     loop {
-        tokio::time::sleep(IDLE_CHECK).await;
+        tokio::time::sleep(interval).await;
         let Some(leases) = leases.upgrade() else {
             return;
         };
-        for state in leases.all().into_iter().filter(|it| it.idle() >= IDLE) {
+        for state in leases
+            .all()
+            .into_iter()
+            .filter(|it| it.idle() >= leases.idle)
+        {
             if let Some(mut sandbox) = state.try_idle_sandbox() {
                 close(&mut sandbox).await;
             }

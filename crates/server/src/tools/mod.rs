@@ -31,6 +31,8 @@ use crate::api_error::TOO_MANY_CONNECTIONS;
 use crate::connections;
 use crate::fleet::Fleet;
 
+/// The time without a call after which a sandbox is closed.
+const IDLE: Duration = Duration::from_secs(600);
 /// Calls of one principal in a minute.
 const CALLS_PER_MINUTE: u32 = 120;
 
@@ -43,6 +45,7 @@ pub struct ToolService {
     tools: Vec<DynTool>,
     files: Option<Files>,
     calls_per_minute: u32,
+    idle: Duration,
 }
 
 impl ToolService {
@@ -58,12 +61,19 @@ impl ToolService {
             tools,
             files: None,
             calls_per_minute: CALLS_PER_MINUTE,
+            idle: IDLE,
         }
     }
 
     /// Serves files at the signed addresses of their store ([`Urls::Signed`](cantle_files::Urls::Signed)).
     pub fn files(mut self, files: Files) -> Self {
         self.files = Some(files);
+        self
+    }
+
+    /// Sets the time without a call after which a sandbox is closed; 10 minutes by default.
+    pub fn idle(mut self, time: Duration) -> Self {
+        self.idle = time;
         self
     }
 
@@ -98,7 +108,7 @@ pub(crate) struct ToolRoutes {
 
 impl ToolRoutes {
     pub(crate) fn new(service: ToolService, fleet: &Arc<Fleet>) -> Self {
-        let leases = Leases::new(fleet, service.calls_per_minute);
+        let leases = Leases::new(fleet, service.calls_per_minute, service.idle);
         let served = Arc::new(ServedTools {
             service,
             fleet: Arc::clone(fleet),

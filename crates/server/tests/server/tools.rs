@@ -460,6 +460,30 @@ async fn the_sandbox_that_was_unused_the_longest_goes_first() {
 }
 
 #[tokio::test]
+async fn an_idle_sandbox_is_closed_and_the_next_call_has_another() {
+    let stored = tempfile::tempdir().unwrap();
+    let idle = |service: ToolService| service.idle(Duration::from_millis(100));
+    let service = Service::start_with(stored, |builder| builder, idle).await;
+    // A call that takes longer is not idle.
+    let code = "import time; open('kept', 'w'); time.sleep(0.5); print(open('kept').read() == '')";
+    assert!(
+        service.python("alice", code).await["stdout"]
+            .as_str()
+            .unwrap()
+            .starts_with("True")
+    );
+    eventually("it is closed", async || {
+        service.server.sandbox_directories() == 0
+    })
+    .await;
+    let seen = service
+        .python("alice", "import os; print(os.listdir())")
+        .await;
+    assert_eq!(seen["stdout"], "[]\n");
+    service.server.stop().await;
+}
+
+#[tokio::test]
 async fn a_sandbox_that_ended_is_replaced() {
     let service = Service::start(|builder| builder).await;
     let mark = unique_id();
