@@ -18,6 +18,7 @@ mod earlier_run;
 mod endpoint;
 mod environment;
 mod exit;
+mod export;
 mod extra_tools;
 mod files;
 mod images;

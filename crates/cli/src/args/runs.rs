@@ -27,9 +27,14 @@ pub(crate) enum RunsCommand {
         log: bool,
         #[arg(long, short, requires = "log", hide_short_help = true)]
         verbose: bool,
-        /// Print the whole run: as Markdown, or its events as JSON lines
+        /// Print the whole run: as Markdown, its events as JSON lines, or a page for browsers
+        ///
+        /// The values of variables and keys that the environment has now are redacted.
         #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
         format: Option<TranscriptFormat>,
+        /// Write the formatted run to a file
+        #[arg(long, short, value_name = "FILE", requires = "format")]
+        output: Option<PathBuf>,
     },
     /// Show how two runs differ, from the model to the answer, as a unified diff
     Diff {
@@ -102,8 +107,9 @@ pub(crate) struct ApplyArgs {
 }
 
 /// The format of a whole run.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TranscriptFormat {
     Markdown,
     Json,
+    Html,
 }

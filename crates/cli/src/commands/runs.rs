@@ -1,6 +1,6 @@
 //! `cantle runs`: lists, shows and removes kept runs.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,9 @@ use crate::ask::TerminalUser;
 use crate::comparison;
 use crate::display::{Display, Paint};
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::export;
 use crate::kept_sandbox::{self, reattach, remove_sandbox};
+use crate::result_file::write_atomically;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, duration, one_line, plural, size};
@@ -38,18 +40,28 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             log,
             verbose,
             format,
+            output,
         } => {
             let run = state.find_run(&run).usage()?;
             if json {
                 print(format!("{:#}\n", to_json(&run)))?;
                 return Ok(0);
             }
+            if let Some(format) = format {
+                if format == TranscriptFormat::Html
+                    && output.is_none()
+                    && io::stdout().is_terminal()
+                {
+                    let advice = "a page is for a browser: name its file with -o FILE";
+                    return Err(anyhow::anyhow!(advice)).usage();
+                }
+                let text = export::export(&state.runs(), run, format).internal()?;
+                return write(output.as_deref(), &text).map(|()| 0);
+            }
             let events = state.runs().events(run.run).internal()?;
-            print(&match format {
-                Some(TranscriptFormat::Markdown) => transcript::markdown(&events),
-                Some(TranscriptFormat::Json) => json_lines(&events).internal()?,
-                None if log => Display::log(&events, verbose),
-                None => show(&run, &events),
+            print(&match log {
+                true => Display::log(&events, verbose),
+                false => show(&run, &events),
             })?;
         }
         RunsCommand::Diff { old, new } => {
@@ -109,7 +121,7 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
         }
     }
     for error in unreadable {
-        let _ = writeln!(std::io::stderr(), "cantle: {}", clean(&error.to_string()));
+        let _ = writeln!(io::stderr(), "cantle: {}", clean(&error.to_string()));
     }
     print(&text)
 }
@@ -129,12 +141,17 @@ fn line(run: &KeptRun) -> String {
     )
 }
 
-fn json_lines(events: &[Event]) -> anyhow::Result<String> {
-    let lines = events.iter().map(|event| {
-        let line = serde_json::to_string(event)?;
-        Ok(line + "\n")
-    });
-    lines.collect()
+/// Writes an export to a file, or prints it.
+fn write(path: Option<&Path>, text: &str) -> Result<(), Failure> {
+    let Some(path) = path else {
+        return print(text);
+    };
+    write_atomically(path, text.as_bytes()).internal()?;
+    print(format!(
+        "Wrote {} ({})\n",
+        for_decision(&path.display().to_string()),
+        size(text.len() as u64)
+    ))
 }
 
 fn show(run: &KeptRun, events: &[Event]) -> String {

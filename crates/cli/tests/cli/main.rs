@@ -27,6 +27,7 @@ mod model_settings;
 mod policy;
 mod python;
 mod recordings;
+mod reports;
 mod resume;
 mod run;
 mod serve;

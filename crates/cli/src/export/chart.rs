@@ -1,0 +1,211 @@
+//! The chart of a run: how its cost grew, and when models, tools and sub-agents worked. An SVG without scripts.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use cantle::core::event::{Event, EventKind};
+
+use super::RunRecord;
+use super::markup::escaped;
+use crate::text::{count, dollars, duration};
+
+const WIDTH: f64 = 1000.0;
+const LEFT: f64 = 84.0;
+const CURVE_TOP: f64 = 16.0;
+const CURVE_HEIGHT: f64 = 96.0;
+const LANE_HEIGHT: f64 = 20.0;
+const LANES: [&str; 3] = ["Model", "Tools", "Sub-agents"];
+
+/// Blocks that are closer than this are drawn as one.
+const MIN_GAP: f64 = 0.6;
+
+/// A time at which something worked, in coordinates of the chart.
+struct Block {
+    start: f64,
+    end: f64,
+    label: Option<String>,
+}
+
+/// Elapsed time of a run, without the time between an interruption and its resumption.
+struct WorkTime {
+    begun: SystemTime,
+    /// When the run was resumed, and how long it had rested until then, in total.
+    rests: Vec<(SystemTime, Duration)>,
+}
+
+impl WorkTime {
+    fn new(events: &[Event]) -> Option<Self> {
+        let begun = events.first()?.time;
+        let (mut latest, mut rested) = (begun, Duration::ZERO);
+        let mut rests = Vec::new();
+        for event in events.iter().filter(|event| event.depth == 0) {
+            if let EventKind::RunResumed { .. } = event.kind {
+                rested += event.time.duration_since(latest).unwrap_or_default();
+                rests.push((event.time, rested));
+            }
+            latest = event.time;
+        }
+        Some(Self { begun, rests })
+    }
+
+    fn seconds(&self, time: SystemTime) -> f64 {
+        let rests = self.rests.iter().rev();
+        let rested = rests.clone().find(|(resumed, _)| *resumed <= time);
+        let elapsed = time.duration_since(self.begun).unwrap_or_default();
+        let rested = rested.map(|(_, rested)| *rested).unwrap_or_default();
+        elapsed.saturating_sub(rested).as_secs_f64()
+    }
+}
+
+/// Returns the chart of a run; `None` if no model answered.
+pub(super) fn svg(record: &RunRecord) -> Option<String> {
+    let time = WorkTime::new(&record.events)?;
+    let mut spent = Vec::new();
+    let mut lanes: [Vec<Block>; 3] = Default::default();
+    let mut end: f64 = 0.0;
+    for event in &record.events {
+        let now = time.seconds(event.time);
+        end = end.max(now);
+        let (lane, took, label) = match &event.kind {
+            EventKind::ModelAnswered {
+                turn,
+                usage,
+                cost_usd,
+                duration: took,
+                ..
+            } => {
+                spent.push((now, *cost_usd, usage.total()));
+                (0, *took, format!("Turn {turn}: {}", duration(*took)))
+            }
+            EventKind::ToolFinished {
+                tool,
+                duration: took,
+                ..
+            } => (1, *took, format!("{tool}: {}", duration(*took))),
+            _ => continue,
+        };
+        let lane = if event.depth > 0 { 2 } else { lane };
+        let block = Block {
+            start: (now - took.as_secs_f64()).max(0.0),
+            end: now,
+            label: Some(label),
+        };
+        lanes.get_mut(lane)?.push(block);
+    }
+    if spent.is_empty() || end <= 0.0 {
+        return None;
+    }
+    let x = |seconds: f64| LEFT + (WIDTH - LEFT) * seconds / end;
+    let mut lanes: Vec<_> = LANES.into_iter().zip(lanes).collect();
+    lanes.retain(|(_, blocks)| !blocks.is_empty());
+    let lanes_top = CURVE_TOP + CURVE_HEIGHT + 10.0;
+    let height = lanes_top + LANE_HEIGHT * lanes.len() as f64 + 18.0;
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Spending and work over time\">"
+    );
+    curve(&mut svg, spent, end, x);
+    for (index, (name, blocks)) in lanes.into_iter().enumerate() {
+        let y = lanes_top + LANE_HEIGHT * index as f64;
+        let _ = write!(
+            svg,
+            "<text class=\"axis\" x=\"0\" y=\"{}\">{name}</text><g class=\"lane lane{index}\">",
+            y + 12.0
+        );
+        for block in merged(blocks, x) {
+            let title = block
+                .label
+                .map(|label| format!("<title>{}</title>", escaped(&label)));
+            let _ = write!(
+                svg,
+                "<rect x=\"{:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"14\" rx=\"2\">{}</rect>",
+                block.start,
+                (block.end - block.start).max(1.5),
+                title.unwrap_or_default(),
+            );
+        }
+        svg.push_str("</g>");
+    }
+    for (seconds, anchor) in [(0.0, "start"), (end / 2.0, "middle"), (end, "end")] {
+        let _ = write!(
+            svg,
+            "<text class=\"axis\" x=\"{:.0}\" y=\"{}\" text-anchor=\"{anchor}\">{}</text>",
+            x(seconds),
+            height - 4.0,
+            duration(Duration::from_secs_f64(seconds)),
+        );
+    }
+    svg.push_str("</svg>");
+    Some(svg)
+}
+
+/// Draws the spending up to each time: US dollars if every call has a cost, else tokens.
+fn curve(
+    svg: &mut String,
+    mut spent: Vec<(f64, Option<f64>, u64)>,
+    end: f64,
+    x: impl Fn(f64) -> f64,
+) {
+    spent.sort_by(|left, right| left.0.total_cmp(&right.0));
+    let is_priced = spent.iter().all(|(_, cost, _)| cost.is_some());
+    let format = |amount: f64| match is_priced {
+        true => dollars(amount),
+        false => count(amount as u64),
+    };
+    let amount = |cost: Option<f64>, tokens: u64| match is_priced {
+        true => cost.unwrap_or_default(),
+        false => tokens as f64,
+    };
+    let total: f64 = spent
+        .iter()
+        .map(|(_, cost, tokens)| amount(*cost, *tokens))
+        .sum();
+    let bottom = CURVE_TOP + CURVE_HEIGHT;
+    let y = |amount: f64| match total > 0.0 {
+        true => bottom - CURVE_HEIGHT * amount / total,
+        false => bottom,
+    };
+    let mut path = format!("M{LEFT} {bottom}");
+    let (mut sum, mut latest) = (0.0, f64::MIN);
+    for (seconds, cost, tokens) in spent {
+        sum += amount(cost, tokens);
+        let column = x(seconds);
+        // Steps that are too close to be seen are left out, but for the last.
+        if column - latest >= MIN_GAP || sum >= total {
+            let _ = write!(path, "H{column:.1}V{:.1}", y(sum));
+            latest = column;
+        }
+    }
+    let _ = write!(path, "H{:.1}", x(end));
+    let unit = if is_priced { "Cost" } else { "Tokens" };
+    let _ = write!(
+        svg,
+        "<path class=\"area\" d=\"{path}V{bottom}Z\"/><path class=\"line\" d=\"{path}\"/>\
+         <path class=\"base\" d=\"M{LEFT} {bottom}H{WIDTH}\"/>\
+         <text class=\"axis\" x=\"0\" y=\"{}\">{unit}</text><text class=\"axis\" x=\"0\" y=\"{}\">{}</text>",
+        CURVE_TOP + 10.0,
+        CURVE_TOP + 26.0,
+        format(total),
+    );
+}
+
+/// Returns the blocks in coordinates, joined where no gap could be seen.
+fn merged(mut blocks: Vec<Block>, x: impl Fn(f64) -> f64) -> Vec<Block> {
+    blocks.sort_by(|left, right| left.start.total_cmp(&right.start));
+    let mut merged: Vec<Block> = Vec::new();
+    for block in blocks {
+        let (start, end) = (x(block.start), x(block.end));
+        match merged.last_mut() {
+            // Short blocks would hide each other; long ones keep their labels.
+            Some(last) if start - last.end < MIN_GAP && (end - start) < 3.0 => {
+                last.end = last.end.max(end);
+                last.label = None;
+            }
+            _ => merged.push(Block {
+                start,
+                end,
+                label: block.label,
+            }),
+        }
+    }
+    merged
+}

@@ -1,0 +1,135 @@
+//! Kept runs as pages, in a real Chromium.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use cantle_testkit::lane;
+use cantle_testkit::openai::{Script, ScriptedServer};
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, TestEnv};
+use crate::{command, finish};
+
+/// Markup that would run, or load something, if it were parsed as such.
+const HOSTILE: &str = "</script><script>document.title='TAKEN'</script><img src=x onerror=\"document.title='TAKEN'\">";
+const SECRET: &str = "sk-report-\"0123456789";
+
+/// Keeps a run whose texts are hostile, and returns its page and its server.
+async fn page() -> (ScriptedServer, TestEnv) {
+    let shell = format!(
+        "printf '%s\\n' \"$OPENAI_API_KEY\" '{}'; head -c 300000 /dev/zero | tr '\\0' x; \
+         printf '\\033[31mred \\342\\200\\256evil\\n'; echo lost >&2; exit 3",
+        HOSTILE.replace('\'', "'\\''")
+    );
+    let script = Script::new()
+        .turn(command(&shell))
+        .turn(command("echo needle-in-output"))
+        .turn(finish(&format!("Done {HOSTILE} {SECRET}"), &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .set("REPORT_TOKEN", SECRET);
+    let exited = env.run(["run", &format!("Show {HOSTILE}")]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let args = [
+        "runs",
+        "show",
+        "last",
+        "--format",
+        "html",
+        "-o",
+        "report.html",
+    ];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stdout.starts_with("Wrote report.html ("),
+        "{exited:?}"
+    );
+    (server, env)
+}
+
+/// Returns the DOM of a page and the browser's messages; `None`, with a message, without Chromium.
+async fn open(page: &Path, fragment: &str) -> Option<(String, String)> {
+    let Ok(program) = std::env::var("CANTLE_TEST_CHROMIUM") else {
+        lane::skip("the peer chromium is not available");
+        return None;
+    };
+    let profile = tempfile::tempdir().unwrap();
+    let mut browser = Command::new(program);
+    browser
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ])
+        .args([
+            "--enable-logging=stderr",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}{fragment}", page.display()))
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let output = timeout(DEADLINE, browser.output()).await.unwrap().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    Some((text(&output.stdout), text(&output.stderr)))
+}
+
+#[tokio::test]
+async fn page_renders_hostile_content_as_text() {
+    let (_server, env) = page().await;
+    let path = env.path("report.html");
+    let source = env.read("report.html");
+    assert!(!source.contains(SECRET) && source.contains("[REPORT_TOKEN redacted]"));
+    assert!(!source.contains("<img") && source.contains("&lt;img src=x onerror="));
+    let Some((dom, messages)) = open(&path, "").await else {
+        return;
+    };
+    for refused in ["Content Security Policy", "Uncaught", "TypeError"] {
+        assert!(!messages.contains(refused), "{messages}");
+    }
+    assert!(
+        !dom.contains("TAKEN'</title>") && !dom.contains("<title>TAKEN"),
+        "{dom}"
+    );
+    assert!(!dom.contains("<img"), "{dom}");
+    assert!(dom.contains("Turn 3") && dom.contains("exit 3"), "{dom}");
+    // The page has no more scripts than its own data and code.
+    assert_eq!(
+        dom.matches("<script").count() - dom.matches("<script>document.title").count(),
+        2
+    );
+}
+
+#[tokio::test]
+async fn page_is_searched_by_its_address() {
+    let (_server, env) = page().await;
+    let path = env.path("report.html");
+    let Some((dom, _)) = open(&path, "#search=NEEDLE-in-output").await else {
+        return;
+    };
+    let hidden = dom.matches("hidden=\"\"").count();
+    assert!(dom.contains(">1 of ") && hidden > 3, "{dom}");
+}
+
+#[tokio::test]
+async fn every_format_is_redacted() {
+    let (_server, env) = page().await;
+    for format in ["markdown", "json"] {
+        let shown = env.run(["runs", "show", "last", "--format", format]).await;
+        assert!(
+            shown.stdout.contains("[REPORT_TOKEN redacted]"),
+            "{shown:?}"
+        );
+        assert!(!shown.stdout.contains("0123456789"), "{shown:?}");
+        for line in shown.stdout.lines().filter(|_| format == "json") {
+            serde_json::from_str::<Value>(line).unwrap();
+        }
+    }
+}
