@@ -163,18 +163,22 @@ impl Groups {
 
     /// Calls `start` with the files through which a process joins them.
     ///
-    /// The group of all sandboxes can be empty and old, and another process may
-    /// [reclaim](crate::LocalBackend::reclaim) it before `start` has joined it; it is then created again.
+    /// Groups that are gone by then are created again. The group of all sandboxes can be empty and old, and another
+    /// process may [reclaim](crate::LocalBackend::reclaim) it. A group of a kept sandbox has the name of that of the
+    /// sandbox before, whose guard may remove it late.
     pub(crate) fn join<T, E: From<io::Error>>(
         &self,
         mut start: impl FnMut(&[File]) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut attempt = || start(&self.join_files()?);
         let joined = attempt();
-        let is_reclaimed = |shared: &SharedGroup| shared.group.create().is_ok();
-        match joined {
-            Err(_) if self.shared.as_ref().is_some_and(is_reclaimed) => attempt(),
-            joined => joined,
+        if joined.is_ok() {
+            return joined;
+        }
+        let created = self.all().filter(|group| group.create().is_ok()).count();
+        match created {
+            0 => joined,
+            _ => attempt(),
         }
     }
 
