@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 
 use super::Workshop;
 use crate::shell;
@@ -63,22 +64,60 @@ impl Python {
             path.display(),
             packages.join(" ")
         );
+        let uv = install_uv(workshop)?;
         let directory = workshop.cached(peer, &recipe, |directory| {
             let constraints = directory.join("constraints.txt");
             fs::write(&constraints, pins)?;
-            let mut venv = Command::new(path);
-            venv.args(["-m", "venv"]).arg(directory.join("venv"));
-            workshop.step(peer, &venv)?;
-            // Python compiles what it imports, a tenth of what pip would compile.
-            let mut pip = Command::new(directory.join("venv/bin/python"));
-            pip.args(["-m", "pip", "install", "--quiet", "--no-compile"])
-                .args(["--disable-pip-version-check", "--constraint"])
+            let venv = directory.join("venv");
+            workshop.step(peer, Command::new(path).args(["-m", "venv"]).arg(&venv))?;
+            let mut install = Command::new(uv.join("venv/bin/uv"));
+            install
+                .args(["pip", "install", "--quiet", "--python"])
+                .arg(venv.join("bin/python"))
+                .arg("--cache-dir")
+                .arg(uv.join("cache"))
+                .arg("--constraint")
                 .arg(&constraints)
                 .args(packages);
-            workshop.step(peer, &pip)
+            if let Some(index) = pip_setting("index-url") {
+                install.args(["--default-index", &index]);
+            }
+            if let Some(certificates) = pip_setting("cert") {
+                install.env("SSL_CERT_FILE", certificates);
+            }
+            workshop.step(peer, &install)
         })?;
         Ok(Environment { directory })
     }
+}
+
+/// Installs uv, once, and returns its directory. It takes a tenth of pip's CPU time for the environments of the peers.
+fn install_uv(workshop: &Workshop) -> Result<PathBuf> {
+    const UV: &str = "uv==0.13.9";
+    static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let install = || {
+        workshop.cached("uv", UV, |directory| {
+            let venv = directory.join("venv");
+            let python = Python::find((3, 11))?.path;
+            workshop.step("uv", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
+            let mut pip = Command::new(venv.join("bin/python"));
+            pip.args(["-m", "pip", "install", "--quiet"])
+                .args(["--disable-pip-version-check", UV]);
+            workshop.step("uv", &pip)
+        })
+    };
+    let installed = INSTALLED.get_or_init(|| install().map_err(|error| format!("{error:#}")));
+    installed.clone().map_err(Error::msg)
+}
+
+/// Returns a setting of pip's, which uv does not read.
+fn pip_setting(name: &str) -> Option<String> {
+    let variable = format!("PIP_{}", name.to_uppercase().replace('-', "_"));
+    let set = std::env::var(variable).ok().or_else(|| {
+        let key = format!("global.{name}");
+        shell::probe("python3", &["-m", "pip", "config", "get", &key])
+    });
+    Some(set?.trim().to_owned())
 }
 
 /// The directory of a peer that lives in a Python environment.

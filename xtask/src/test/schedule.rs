@@ -25,19 +25,24 @@ const ALONE: &[(&str, &str)] = &[
 
 /// The programs that take longest: they start first.
 const LONGEST: &[(&str, &str)] = &[
-    ("cantle-backends-local", "hostile"),
     ("cantle-backends-docker", "docker"),
+    ("cantle-backends-local", "hostile"),
+    ("cantle-testkit", "conformance_sandbox"),
     ("cantle-backends-docker", "conformance"),
-    ("cantle-backends-docker", "relay"),
     ("cantle-backends-local", "local"),
-    ("cantle-core", "integration"),
+    ("cantle-cli", "cli"),
+    ("cantle-backends-docker", "relay"),
 ];
+
+/// The program whose peer, a static `cantle`, is built while the others run.
+const WITH_STATIC_PROGRAM: (&str, &str) = ("cantle-cli", "static_binary");
 
 /// One command to run, and what to call it.
 pub struct Job {
     title: String,
     command: Command,
     runs_alone: bool,
+    pub needs_static_program: bool,
     rank: usize,
 }
 
@@ -80,6 +85,7 @@ pub fn jobs(
             title: format!("{} {}", program.package, program.target),
             command,
             runs_alone: ALONE.contains(&key),
+            needs_static_program: key == WITH_STATIC_PROGRAM,
             rank: rank.unwrap_or(LONGEST.len()),
         });
     }
@@ -95,6 +101,7 @@ pub fn jobs(
             title: "documentation".to_owned(),
             command: cargo,
             runs_alone: false,
+            needs_static_program: false,
             rank: 0,
         });
     }
@@ -109,7 +116,7 @@ pub fn jobs(
 pub fn run(jobs: Vec<Job>, report: &mut Report) -> Result<()> {
     let (alone, shared): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.runs_alone);
     // Most tests wait more than they compute.
-    let workers = thread::available_parallelism()?.get() + 1;
+    let workers = thread::available_parallelism()?.get() * 2 + 1;
     run_on(workers, shared, report)?;
     run_on(1, alone, report)
 }
@@ -139,6 +146,11 @@ fn run_on(workers: usize, jobs: Vec<Job>, report: &mut Report) -> Result<()> {
 }
 
 impl Job {
+    /// Adds variables to the environment.
+    pub fn add_environment(&mut self, variables: impl Iterator<Item = (&'static str, String)>) {
+        self.command.envs(variables);
+    }
+
     /// Returns everything that the command wrote, and whether it succeeded.
     fn run(&self) -> Result<(String, bool)> {
         let output = tempfile::NamedTempFile::new()?;
