@@ -9,11 +9,12 @@ use super::Ready;
 /// The program: `/usr/bin/chromium` is a script that needs files which sandboxes do not show.
 const PROGRAM: &str = "/usr/lib/chromium/chromium";
 
-/// Finds the program. It is not installed without being asked for: it has 400 MB.
+pub fn is_installed() -> bool {
+    Path::new(PROGRAM).exists()
+}
+
+/// Finds the program.
 pub fn bring_up() -> Result<Ready> {
-    ensure!(
-        Path::new(PROGRAM).exists(),
-        "there is no {PROGRAM}; install the package chromium"
-    );
+    ensure!(is_installed(), "there is no {PROGRAM}");
     Ok(Ready::with([("CANTLE_TEST_CHROMIUM", PROGRAM.to_owned())]))
 }

@@ -26,6 +26,9 @@ pub fn install_missing() {
     if !super::postgres::is_installed() {
         packages.push("postgresql");
     }
+    if !super::chromium::is_installed() {
+        packages.push("chromium");
+    }
     if packages.is_empty() && has_package_lists() {
         return;
     }

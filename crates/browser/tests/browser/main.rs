@@ -1,4 +1,4 @@
-//! A real Chromium in sandboxes of this machine, without network, and a web site inside of each.
+//! A real Chromium in sandboxes of this machine, most of them without network, and a web site inside of each.
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::expect_used,
@@ -8,8 +8,10 @@
 )]
 
 mod hostile;
+mod network;
 mod pages;
 mod recovery;
+mod settings;
 
 use std::sync::Arc;
 
@@ -38,12 +40,20 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// Opens a sandbox without network; `None` without Chromium.
     pub(crate) async fn open(configure: impl FnOnce(BrowserTools) -> BrowserTools) -> Option<Self> {
-        let Ok(program) = std::env::var("CANTLE_TEST_CHROMIUM") else {
+        Self::open_with(Policy::workspace(), configure).await
+    }
+
+    /// Opens a sandbox with a policy; `None` without Chromium.
+    pub(crate) async fn open_with(
+        policy: Policy,
+        configure: impl FnOnce(BrowserTools) -> BrowserTools,
+    ) -> Option<Self> {
+        if std::env::var_os("CANTLE_TEST_CHROMIUM").is_none() {
             lane::skip("the peer chromium is not available");
             return None;
-        };
+        }
         let run = RunId::new();
-        let context = SandboxContext::new(run, Policy::workspace());
+        let context = SandboxContext::new(run, policy);
         let sandbox = LocalBackend::new().open(context).await.unwrap();
         let server = SpawnRequest::argv(["python3", "-c", include_str!("site.py")]);
         let mut server = sandbox.spawn(server).await.unwrap();
@@ -55,7 +65,7 @@ impl Fixture {
         }
         let mut context = OpenContext::new(run);
         context.sandbox = Some(Arc::clone(&sandbox));
-        let tools = configure(BrowserTools::new().executable_path(program));
+        let tools = configure(BrowserTools::new());
         Some(Self {
             set: tools.open(context).await.unwrap(),
             sandbox,
