@@ -58,6 +58,7 @@ fn main() -> Result<()> {
             "container-bytes" => return containers::run_bytes(),
             "python" => return python::run(),
             "busy-sandbox" => return sandboxes::run_busy(),
+            "disk-images" => return sandboxes::run_images(),
             "serve-bytes" => return serving::run_bytes(&value()?),
             "serve-load" => return serving::run_load(&value()?),
             "serve-cycles" => return serving::run_cycles(&value()?),

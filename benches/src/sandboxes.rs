@@ -18,6 +18,7 @@ use crate::report::Report;
 const ROUNDS: usize = 300;
 const KILL_ROUNDS: usize = 9;
 const CPU_ROUNDS: usize = 20;
+const IMAGE_ROUNDS: usize = 20;
 const AT_ONCE: usize = 200;
 const PROCESSES: usize = 1000;
 const LARGE_GIB: usize = 4;
@@ -60,6 +61,17 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
         "ms",
         200.0,
     );
+    let answer = run_part(&["disk-images"])?;
+    if let Some(made) = answer["made_ms"].as_f64() {
+        let reattached = answer["reattached_ms"].as_f64();
+        report.add("making a disk image", made, "ms");
+        report.at_most(
+            "reattaching a disk image, more than without",
+            reattached.context("not a number")?,
+            "ms",
+            5.0,
+        );
+    }
     let answer = run_part(&["busy-sandbox"])?;
     let number = |name: &str| answer[name].as_f64().context("not a number");
     let spread = number("spread")?;
@@ -146,6 +158,46 @@ pub(crate) fn run_many() -> Result<()> {
         }
         sandbox.close().await?;
         Ok(json!({ "each_mb": each, "kill_ms": median(&mut kills) }))
+    })?;
+    println!("{answer}");
+    Ok(())
+}
+
+/// Part: the time that a disk image adds to opening and to reattaching a sandbox; empty where there can be none.
+pub(crate) fn run_images() -> Result<()> {
+    let mut with = Policy::workspace();
+    with.limits.disk_bytes = Some(1 << 30);
+    let answer = in_runtime(async {
+        let backend = LocalBackend::new();
+        let (mut made, mut reattached) = ([vec![], vec![]], [vec![], vec![]]);
+        for _ in 0..IMAGE_ROUNDS {
+            for (which, policy) in [Policy::workspace(), with.clone()].into_iter().enumerate() {
+                let cx = SandboxContext::new(RunId::new(), policy).durable();
+                let started = Instant::now();
+                let sandbox = backend.open(cx.clone()).await?;
+                made[which].push(milliseconds(started));
+                let mut mechanisms = sandbox.info().mechanisms.iter();
+                if which == 1 && !mechanisms.any(|name| name == "disk image") {
+                    sandbox.close().await?;
+                    return Ok(json!({}));
+                }
+                succeed(&*sandbox, "seq 100000 > file").await?;
+                let handle = sandbox.persist().await?;
+                drop(sandbox);
+                // Waits for the first one to be written back.
+                drop(backend.reattach(&handle, cx.clone()).await?);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let started = Instant::now();
+                let sandbox = backend.reattach(&handle, cx).await?;
+                reattached[which].push(milliseconds(started));
+                sandbox.close().await?;
+            }
+        }
+        let [mut without, mut image] = made;
+        let made_ms = median(&mut image) - median(&mut without);
+        let [mut without, mut image] = reattached;
+        let reattached_ms = median(&mut image) - median(&mut without);
+        Ok(json!({ "made_ms": made_ms, "reattached_ms": reattached_ms }))
     })?;
     println!("{answer}");
     Ok(())

@@ -46,12 +46,13 @@
 //!   a write out of the directory, whatever races with it. Files are always written atomically, whether
 //!   [`WriteOptions::atomic`] asks for that or not.
 //!
-//! The kernel enforces limits for the whole sandbox (disk and inodes, by a file system of that size in
-//! memory; processes; memory, if control groups can be created), or for each process (CPU time, file size,
+//! The kernel enforces limits for the whole sandbox (disk and inodes, by a file system of that size;
+//! processes; memory, if control groups can be created), or for each process (CPU time, file size,
 //! open files; memory without a control group: several processes together may use more, and shared memory is
-//! not counted). Without namespaces, and in sandboxes that can be kept, disk and inodes are measured: before,
-//! during and after each command, and whenever a file is written through the sandbox. Files then exceed the limit
-//! at most for a moment, after which commands can only read and remove them. Processes are counted four
+//! not counted). The file system is in memory; as root, that of a sandbox that can be kept, or whose files may not
+//! fit into memory, is in a file (*disk image*) in its directory. Otherwise, and without namespaces, disk and inodes are
+//! measured: before, during and after each command, and whenever a file is written through the sandbox. Files then
+//! exceed the limit at most for a moment, after which commands can only read and remove them. Processes are counted four
 //! times a second where no namespace or control group limits them. Wall time and output are limited by the
 //! backend.
 //!
@@ -128,6 +129,8 @@ mod proxy;
 mod sandbox;
 mod settings;
 mod shared;
+#[cfg(confined)]
+mod storage;
 #[cfg(confined)]
 mod supervisor;
 

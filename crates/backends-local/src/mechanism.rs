@@ -14,6 +14,8 @@ pub enum Mechanism {
     Identity,
     /// Control groups: limits for all processes together, if this process may create them.
     ControlGroups,
+    /// File systems of limited size in files, if this process is root's.
+    DiskImages,
 }
 
 /// The mechanisms that may be used.

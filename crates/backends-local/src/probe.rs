@@ -130,6 +130,7 @@ impl Trial {
             Mechanism::SystemCalls => "system call filter",
             Mechanism::Identity => "user ",
             Mechanism::ControlGroups => "control group",
+            Mechanism::DiskImages => "disk image",
         };
         let mut names = self.opened.as_ref().ok()?.mechanisms.iter();
         names

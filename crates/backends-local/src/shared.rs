@@ -129,6 +129,7 @@ impl Shared {
     /// Kills all processes, and removes the directory unless it is kept. Blocks.
     pub(crate) fn tear_down(&self, keep: bool) -> Result<(), SandboxError> {
         let ended = self.engine.end(Instant::now() + END_DEADLINE);
+        self.root.leave_image();
         let removed = if keep {
             self.root.release();
             Ok(())

@@ -63,6 +63,8 @@ pub(crate) enum StartError {
     Start(io::Error),
     /// The kernel refused a step: its number, or `None` for the creation of the namespaces.
     Step(Option<usize>, io::Error),
+    /// The kernel refused to mount the disk image.
+    Image(io::Error),
 }
 
 impl From<io::Error> for StartError {
@@ -78,9 +80,13 @@ impl From<Errno> for StartError {
 }
 
 impl Supervisor {
-    /// Starts a supervisor, which joins the control groups of the files `groups` and performs the steps of
-    /// `body`. Blocks.
-    pub(crate) fn start(body: &[u8], groups: &[File]) -> Result<(Self, SetupOutcome), StartError> {
+    /// Starts a supervisor, which mounts the disk image, joins the control groups of the files `groups` and performs
+    /// the steps of `body`. Blocks.
+    pub(crate) fn start(
+        body: &[u8],
+        image: Option<BorrowedFd<'_>>,
+        groups: &[File],
+    ) -> Result<(Self, SetupOutcome), StartError> {
         let (control, supervisor_control) = message_sockets(SocketFlags::CLOEXEC)?;
         let program = program()?;
         // Resolved in the child, whose descriptors are copies.
@@ -100,6 +106,7 @@ impl Supervisor {
         };
         let body = sealed(body)?;
         let mut fds = vec![body.as_fd()];
+        fds.extend(image);
         fds.extend(groups.iter().map(AsFd::as_fd));
         supervisor.order(Order::Setup, &fds)?;
         let outcome = supervisor.setup_outcome()?;
@@ -123,6 +130,9 @@ impl Supervisor {
                 landlock,
                 opened,
             }),
+            Some(SetupReply::Failed { step, errno }) if step == SetupReply::IMAGE => {
+                Err(StartError::Image(io::Error::from_raw_os_error(errno)))
+            }
             Some(SetupReply::Failed { step, errno }) => {
                 let step = (step != SetupReply::BEFORE_STEPS).then_some(step as usize);
                 Err(StartError::Step(step, io::Error::from_raw_os_error(errno)))

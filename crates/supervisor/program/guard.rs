@@ -6,13 +6,13 @@
 
 use core::ffi::CStr;
 
+use crate::image;
 use crate::init;
-use crate::sys::{self, Errno, Fd, Forked, List, NONE};
+use crate::setup::Mounts;
+use crate::sys::{self, Errno, Fd, Forked, NONE};
 use crate::text::Text;
 use crate::tree::{self, Tree};
-use crate::wire::{
-    ControlGroup, MAX_MAPPED, MappedDirectory, ORDER_BYTES, Order, Reader, Setup, SetupReply,
-};
+use crate::wire::{ControlGroup, MappedDirectory, ORDER_BYTES, Order, Reader, Setup, SetupReply};
 
 const CLONE_NEWPID: u64 = 0x2000_0000;
 const CLONE_NEWUSER: u64 = 0x1000_0000;
@@ -34,24 +34,24 @@ pub fn run() -> i32 {
     let Ok(received) = sys::receive(control, &mut message) else {
         return 1;
     };
-    let Some((body, groups)) = received.fds.split_first() else {
+    let Some((body, others)) = received.fds.split_first() else {
         // The owner has closed the socket.
         return 0;
     };
     if Order::decode(&message) != Some(Order::Setup) {
         return 1;
     }
-    match start(control, *body, groups) {
+    match start(control, *body, others) {
         Ok(sandbox) => {
             // The owner must see the socket closed when init ends, which has its own copy.
             sys::close(control);
             sandbox.wait(owner);
             0
         }
-        Err(errno) => {
+        Err(failure) => {
             let failed = SetupReply::Failed {
-                step: SetupReply::BEFORE_STEPS,
-                errno: errno.0,
+                step: failure.step,
+                errno: failure.errno.0,
             };
             // The owner may be gone.
             let _ = sys::send(control, &failed.encode(), &[]);
@@ -80,8 +80,22 @@ fn detach() -> sys::Result<Fd> {
     Ok(control)
 }
 
-/// Creates the namespaces by forking init into them.
-fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
+/// Why init could not be started.
+struct StartFailure {
+    /// A "step" of [`SetupReply::Failed`].
+    step: u32,
+    errno: Errno,
+}
+
+impl From<Errno> for StartFailure {
+    fn from(errno: Errno) -> Self {
+        let step = SetupReply::BEFORE_STEPS;
+        Self { step, errno }
+    }
+}
+
+/// Creates the namespaces by forking init into them. `others` are the descriptors behind the body's.
+fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFailure> {
     let mut reader = Reader::new(sys::map_file(body)?);
     let setup = reader.read::<Setup<'static>>().ok_or(sys::EINVAL)?;
     let control_groups = ControlGroups {
@@ -89,11 +103,18 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
         count: setup.groups,
     };
     let mut reader = control_groups.for_each(|_| {});
-    let mut mapped_mounts = List::<Fd, MAX_MAPPED>::new();
+    // Only here, outside of the sandbox's user namespace, may they be made.
+    let mut mounts = Mounts::new();
     for _ in 0..setup.mapped {
         let directory = reader.read::<MappedDirectory<'_>>().ok_or(sys::EINVAL)?;
-        // Only here, outside of the sandbox's user namespace, is that allowed.
-        mapped_mounts.push(clone_mapped(&directory).unwrap_or(NONE))?;
+        let mapped = clone_mapped(&directory).unwrap_or(NONE);
+        mounts.mapped.push(mapped)?;
+    }
+    let (image, groups) = others.split_at(usize::from(setup.has_image).min(others.len()));
+    if let Some(image) = image.first() {
+        let step = SetupReply::IMAGE;
+        mounts.image = image::mount(*image).map_err(|errno| StartFailure { step, errno })?;
+        sys::close(*image);
     }
     let has_pid_namespace = setup.namespaces & CLONE_NEWPID != 0;
     if !has_pid_namespace {
@@ -110,7 +131,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
                 sys::exit(1);
             }
             sys::close(mapped);
-            init::run(control, reader, groups, &mapped_mounts, has_pid_namespace)
+            init::run(control, reader, groups, &mounts, has_pid_namespace)
         }
         Forked::Parent { child } => {
             sys::close(mapped);
@@ -121,7 +142,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
             write_maps(child, setup.uid_map, setup.gid_map)?;
             sys::write(map, b"1")?;
             sys::close(map);
-            mapped_mounts.iter().copied().for_each(sys::close);
+            mounts.close();
             groups.iter().copied().for_each(sys::close);
             Ok(GuardedSandbox {
                 init: child,

@@ -4,26 +4,19 @@
 //! everything in the sandbox is killed.
 
 use crate::command::{self, CommandTable};
-use crate::setup::{self, CommandProfile};
+use crate::setup::{self, CommandProfile, Mounts};
 use crate::sys::{self, Fd, NONE, PollFd};
 use crate::tree::{Keepers as _, Tree};
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
-/// Sets the sandbox up and serves until the owner is gone. `mapped` are the mounts of directories with mapped owners.
-/// `alone` says that every other visible process belongs to the sandbox: it has a PID namespace.
-pub fn run(
-    control: Fd,
-    steps: Reader<'static>,
-    groups: &[Fd],
-    mapped: &[Fd],
-    alone: bool,
-) -> ! {
+/// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made. `alone` says that every other visible process belongs to the sandbox: it has a PID namespace.
+pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], mounts: &Mounts, alone: bool) -> ! {
     sys::set_name(c"cantle-init");
     if alone {
         // Covers the setup; switching the user clears it.
         let _ = sys::die_with_parent();
     }
-    let built = match setup::build(steps, groups, mapped, alone) {
+    let built = match setup::build(steps, groups, mounts, alone) {
         Ok(built) => built,
         Err(failed) => {
             // The owner may be gone.

@@ -22,6 +22,7 @@ mod files;
 #[expect(dead_code, reason = "each side uses one half")]
 mod frames;
 mod guard;
+mod image;
 mod init;
 mod relay;
 mod runtime;

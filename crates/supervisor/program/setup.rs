@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 use crate::sys::{self, Errno, Fd, Forked, List, MAX_FDS, NONE};
 use crate::tasks::EntryKind;
-use crate::wire::{Identity, PlannedStep, Reader, SetupReply, Step};
+use crate::wire::{Identity, MAX_MAPPED, PlannedStep, Reader, SetupReply, Step};
 
 /// An upper bound of capability numbers.
 const MAX_CAPABILITIES: u32 = 64;
@@ -110,12 +110,34 @@ pub struct SetupOutcome {
     pub opened: List<Fd, MAX_FDS>,
 }
 
+/// Mounts that the guard has made outside of the sandbox's user namespace, and that belong to no mount namespace yet.
+pub struct Mounts {
+    /// Directories with mapped owners; [`NONE`] for one that the kernel could not map.
+    pub mapped: List<Fd, MAX_MAPPED>,
+    /// The file system of the disk image; [`NONE`] without one.
+    pub image: Fd,
+}
+
+impl Mounts {
+    pub fn new() -> Self {
+        Self {
+            mapped: List::new(),
+            image: NONE,
+        }
+    }
+
+    pub fn close(&self) {
+        self.mapped.iter().copied().for_each(sys::close);
+        sys::close(self.image);
+    }
+}
+
 /// Performs all steps, or returns the failed one. `groups` are files of control groups that this process
-/// joins, and with it its descendants; `mapped` are the mounts of directories with mapped owners.
+/// joins, and with it its descendants.
 pub fn build(
     mut steps: Reader<'static>,
     groups: &[Fd],
-    mapped: &[Fd],
+    mounts: &Mounts,
     alone: bool,
 ) -> Result<SetupOutcome, SetupReply> {
     let failed = |step, Errno(errno)| SetupReply::Failed { step, errno };
@@ -142,14 +164,14 @@ pub fn build(
         let Some(PlannedStep { optional, step }) = steps.read() else {
             return Err(failed(number, sys::EINVAL));
         };
-        match (perform(&step, &mut steps, mapped, &mut built), optional) {
+        match (perform(&step, &mut steps, mounts, &mut built), optional) {
             (Ok(()), _) => {}
             (Err(_), Some(bit)) => built.missing |= 1 << (bit & 63),
             (Err(errno), None) => return Err(failed(number, errno)),
         }
         number += 1;
     }
-    mapped.iter().copied().for_each(sys::close);
+    mounts.close();
     let finish = || {
         sys::set_dumpable(false)?;
         if alone {
@@ -166,7 +188,7 @@ pub fn build(
 fn perform(
     step: &Step<'static>,
     steps: &mut Reader<'static>,
-    mapped: &[Fd],
+    mounts: &Mounts,
     built: &mut SetupOutcome,
 ) -> sys::Result<()> {
     let profile = &mut built.profile;
@@ -183,13 +205,14 @@ fn perform(
             source,
             target,
         } => {
-            let mounts = mapped.get(number as usize).copied();
-            let mounts = mounts.filter(|mounts| *mounts != NONE);
-            let attached = mounts.map(|mounts| sys::attach_mounts(mounts, target));
+            let mapped = mounts.mapped.get(number as usize).copied();
+            let mapped = mapped.filter(|mapped| *mapped != NONE);
+            let attached = mapped.map(|mapped| sys::attach_mounts(mapped, target));
             if attached != Some(Ok(())) {
                 sys::mount(source, target, c"", BIND_RECURSIVELY, c"")?;
             }
         }
+        Step::AttachImage { target } => sys::attach_mounts(mounts.image, target)?,
         Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set)?,
         Step::MakeDirectory { path, mode } => {
             accept_existing(sys::mkdir(path, mode), path, EntryKind::Directory)?;

@@ -23,8 +23,9 @@ pub const REPORT_BYTES: usize = 24;
 wire_enum! {
     /// An instruction to the supervisor.
     pub enum Order message ORDER_BYTES {
-        /// Builds the sandbox; always the first order. Descriptors: the body, then for each control group
-        /// the file through which a process joins it. Answered by a [`SetupReply`].
+        /// Builds the sandbox; always the first order. Descriptors: the body, then the disk image if there is
+        /// one, then for each control group the file through which a process joins it. Answered by a
+        /// [`SetupReply`].
         Setup = 1,
         /// Starts a command. Descriptors: the body, the report socket, then stdin, stdout and stderr. A
         /// command whose terminal the supervisor allocates gets no further descriptors.
@@ -82,6 +83,9 @@ wire_struct! {
         /// The directory of a control group that the owner removes, or the guard if the owner is gone; empty
         /// for none.
         pub shared_group: &'b CStr,
+        /// Whether a disk image accompanies the order: a file with a file system (ext4), which the guard
+        /// mounts through a loop device.
+        pub has_image: bool,
     }
 }
 
@@ -253,6 +257,11 @@ wire_enum! {
             /// Mount point.
             target: &'b CStr,
         } = 20,
+        /// Attaches the file system of the disk image to a directory.
+        AttachImage {
+            /// Mount point.
+            target: &'b CStr,
+        } = 21,
     }
 }
 
@@ -291,6 +300,8 @@ wire_enum! {
 impl SetupReply {
     /// The "step" that creates the namespaces.
     pub const BEFORE_STEPS: u32 = u32::MAX;
+    /// The "step" that mounts the disk image.
+    pub const IMAGE: u32 = u32::MAX - 1;
     /// The bit of `missing` that reports a control group that could not be joined.
     pub const GROUPS: u8 = 63;
 }

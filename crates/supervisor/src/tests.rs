@@ -81,6 +81,7 @@ fn bodies_round_trip() {
         groups: 1,
         mapped: 1,
         shared_group: c"",
+        has_image: false,
     };
     let group = ControlGroup {
         directory: c"/groups/ours",
@@ -361,6 +362,7 @@ fn body() -> Vec<u8> {
         groups: 1,
         mapped: 0,
         shared_group: c"",
+        has_image: false,
     });
     writer.write(&ControlGroup {
         directory: c"/groups/ours",

@@ -25,11 +25,12 @@ use self::owners::MappedRoot;
 use self::steps::Steps;
 use self::view::SandboxMounts;
 pub(crate) use self::view::{TEMPORARY, workspace};
-use crate::files::HostPaths;
+use crate::files::{HostPaths, SizedFields};
 use crate::groups::Groups;
 use crate::identity::Identity;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::mode::{Mode, is_confined};
+use crate::storage::Storage;
 use crate::supervisor::SetupOutcome;
 
 /// Bits of optional steps.
@@ -62,8 +63,6 @@ pub(crate) struct ConfinementRequest<'a> {
     pub(crate) mechanisms: Mechanisms,
     /// The path of the working directory inside a private view.
     pub(crate) workspace: &'a Path,
-    /// Whether the files may have to outlive the sandbox.
-    pub(crate) is_durable: bool,
 }
 
 /// The orders that build a sandbox.
@@ -74,14 +73,14 @@ pub(crate) struct Plan {
     pub(crate) body: Vec<u8>,
     /// The name of each step; completes "failed to …".
     pub(crate) names: Vec<String>,
-    /// Whether the files are on a file system of the sandbox, whose descriptor it passes out.
-    pub(crate) has_storage: bool,
+    /// The medium of the files. It passes out the descriptor of a file system.
+    pub(crate) storage: Storage,
 }
 
 impl Plan {
     /// Plans a sandbox.
     pub(crate) fn new(
-        mode: Mode,
+        (mode, storage): (Mode, Storage),
         request: ConfinementRequest<'_>,
         paths: &HostPaths,
         groups: &Groups,
@@ -92,7 +91,6 @@ impl Plan {
             identity,
             mechanisms,
             workspace,
-            is_durable,
         } = request;
         let is_confined = is_confined(policy);
         let in_namespaces = mode == Mode::Namespaces;
@@ -118,6 +116,7 @@ impl Plan {
             groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
             mapped: u32::try_from(mapped_roots.len()).unwrap_or(u32::MAX),
             shared_group: &shared_group,
+            has_image: storage == Storage::Image,
         };
         let mapped: Vec<_> = mapped_roots.iter().map(MappedRoot::for_guard).collect();
         let mut steps = Steps::new(&setup, &groups, &mapped);
@@ -125,16 +124,14 @@ impl Plan {
             mode,
             body: Vec::new(),
             names: Vec::new(),
-            has_storage: false,
+            storage,
         };
         if in_namespaces {
             quotas::build(&mut steps);
-            // In memory: the files end with the sandbox.
-            plan.has_storage = view::is_sized(&policy.limits) && !is_durable;
             let mounts = SandboxMounts {
                 paths,
                 workspace,
-                has_storage: plan.has_storage,
+                storage,
                 mapped_roots: &mapped_roots,
             };
             view::build(&mut steps, policy, identity, mounts)?;
@@ -209,10 +206,6 @@ impl IdMaps {
 }
 
 /// The mechanisms in force in a sandbox.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is an independent property"
-)]
 #[derive(Clone, Debug)]
 pub(crate) struct EnforcementState {
     mode: Mode,
@@ -222,8 +215,9 @@ pub(crate) struct EnforcementState {
     pub(crate) has_terminals: bool,
     identity: Identity,
     has_network: bool,
-    /// Whether the files are on a file system of limited size.
-    has_storage: bool,
+    storage: Storage,
+    /// The fields that the size of the files' file system limits.
+    sized: SizedFields,
     /// The fields that control groups limit, and the groups' name.
     groups: Option<(Vec<PolicyField>, String)>,
 }
@@ -253,7 +247,12 @@ impl EnforcementState {
             has_terminals: in_namespaces && succeeded(TERMINALS),
             identity,
             has_network: in_namespaces && policy.network.is_some(),
-            has_storage: plan.has_storage,
+            storage: plan.storage,
+            sized: match (plan.storage, outcome.opened.first()) {
+                (Storage::Memory, _) => SizedFields::ALL,
+                (Storage::Image, Some(mounted)) => SizedFields::of(mounted, request.limits),
+                _ => SizedFields::default(),
+            },
             groups: has_groups.then(|| (groups.fields(), groups.name())),
         }
     }
@@ -287,6 +286,9 @@ impl EnforcementState {
             names.push(format!("user {}", self.identity.uid));
         }
         names.extend(self.groups.iter().map(|(_, name)| name.clone()));
+        if self.storage == Storage::Image {
+            names.push("disk image".to_owned());
+        }
         names
     }
 
@@ -340,7 +342,8 @@ impl EnforcementState {
                 Mode::Namespaces => EnforcedBy::Kernel,
                 Mode::Landlock | Mode::Open => EnforcedBy::Polled,
             },
-            PolicyField::Disk | PolicyField::Inodes if self.has_storage => EnforcedBy::Kernel,
+            PolicyField::Disk if self.sized.disk => EnforcedBy::Kernel,
+            PolicyField::Inodes if self.sized.inodes => EnforcedBy::Kernel,
             PolicyField::Disk | PolicyField::Inodes => EnforcedBy::Polled,
             _ => EnforcedBy::NotEnforced,
         }

@@ -131,6 +131,13 @@ impl Steps {
         Ok(())
     }
 
+    /// Attaches the file system of the disk image to a directory.
+    pub(super) fn attach_image(&mut self, target: &Path) -> StepResult {
+        let target = &c_path(target)?;
+        self.add("attach the disk image", &Step::AttachImage { target });
+        Ok(())
+    }
+
     /// Sets `MOUNT_ATTR_…`; the low bits equal `MS_…`.
     pub(super) fn set_attributes(&mut self, target: &Path, set: u64) -> StepResult {
         let step = Step::SetMountAttributes {

@@ -15,6 +15,7 @@ use super::owners::MappedRoot;
 use super::steps::{Steps, ms};
 use crate::files::HostPaths;
 use crate::identity::Identity;
+use crate::storage::Storage;
 
 /// An empty file of the view, which covers hidden files.
 const EMPTY: &str = "/.empty";
@@ -44,8 +45,7 @@ pub(super) struct SandboxMounts<'s> {
     pub(super) paths: &'s HostPaths,
     /// Path of the working directory in the view.
     pub(super) workspace: &'s Path,
-    /// Whether the files are on a file system of limited size, in memory.
-    pub(super) has_storage: bool,
+    pub(super) storage: Storage,
     /// The write roots with mapped owners.
     pub(super) mapped_roots: &'s [MappedRoot],
 }
@@ -89,7 +89,7 @@ pub(super) fn build(
     let SandboxMounts {
         paths,
         workspace,
-        has_storage,
+        storage,
         mapped_roots,
     } = mounts;
     let mut view = ViewBuilder {
@@ -108,10 +108,16 @@ pub(super) fn build(
         data: c"",
     };
     view.steps.add("make mounts private", &private);
-    let (work, temporary) = if has_storage {
-        view.storage(paths, &policy.limits)?
-    } else {
-        (paths.work(), paths.temporary())
+    let (work, temporary) = match storage {
+        Storage::Directory => (paths.work(), paths.temporary()),
+        Storage::Memory => {
+            view.memory(paths, &policy.limits)?;
+            view.directories_on(&paths.sized())?
+        }
+        Storage::Image => {
+            view.steps.attach_image(&paths.sized().base())?;
+            view.directories_on(&paths.sized())?
+        }
     };
     let root = view.root.clone();
     view.steps
@@ -154,7 +160,8 @@ pub(super) fn build(
     // Before the writable mounts are added on top.
     view.steps
         .set_attributes(&root, RESTRICTED | ms::READ_ONLY)?;
-    let memory_files = has_storage.then(|| paths.sized().memory());
+    // Files there are not kept.
+    let memory_files = (storage == Storage::Memory).then(|| paths.sized().memory());
     view.mount_devices(memory_files.as_deref())?;
     let read_only = match policy.working_directory {
         Access::ReadOnly => ms::READ_ONLY,
@@ -217,11 +224,6 @@ pub(super) fn has_read_only_parts(policy: &Policy) -> bool {
     read.is_some_and(|read| read.iter().any(|path| is_part(path, &written)))
 }
 
-/// Whether the size or number of all files is limited.
-pub(super) fn is_sized(limits: &Limits) -> bool {
-    limits.disk_bytes.is_some() || limits.inodes.is_some()
-}
-
 /// Returns the canonical paths of roots, parents before children.
 pub(super) fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     let mut targets = Vec::new();
@@ -278,12 +280,8 @@ impl ViewBuilder<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Mounts a file system of limited size with the working and the temporary directory.
-    fn storage(
-        &mut self,
-        paths: &HostPaths,
-        limits: &Limits,
-    ) -> Result<(PathBuf, PathBuf), SandboxError> {
+    /// Mounts a file system of limited size in memory.
+    fn memory(&mut self, paths: &HostPaths, limits: &Limits) -> Result<(), SandboxError> {
         let mut options = "mode=777".to_owned();
         if let Some(bytes) = limits.disk_bytes {
             options += &format!(",size={bytes}");
@@ -296,7 +294,12 @@ impl ViewBuilder<'_> {
         let sized = paths.sized();
         self.steps
             .mount(c"tmpfs", &sized.base(), RESTRICTED, &options)?;
-        for directory in [sized.work(), sized.temporary(), sized.memory()] {
+        self.steps.directory(&sized.memory(), 0o777)
+    }
+
+    /// Makes the working and the temporary directory on a file system, unless it has them, and passes it out.
+    fn directories_on(&mut self, sized: &HostPaths) -> Result<(PathBuf, PathBuf), SandboxError> {
+        for directory in [sized.work(), sized.temporary()] {
             self.steps.directory(&directory, 0o777)?;
         }
         self.steps.open_directory(&sized.base())?;

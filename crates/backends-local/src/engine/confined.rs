@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
@@ -22,6 +22,7 @@ use crate::identity::Identity;
 use crate::mode::{Mode, is_confined};
 use crate::proxy::{Denials, Proxy, ProxySettings};
 use crate::settings::LocalSettings;
+use crate::storage::Storage;
 use crate::supervisor::{SetupOutcome, StartError, Supervisor};
 
 /// Runs the commands of a sandbox.
@@ -133,7 +134,6 @@ pub(crate) fn build(
         identity,
         mechanisms,
         workspace,
-        is_durable,
     };
     if is_kept {
         check_owner(root, identity.uid)?;
@@ -141,8 +141,11 @@ pub(crate) fn build(
     if identity.is_other {
         root.give_to(Uid::from_raw(identity.uid), Gid::from_raw(identity.gid))?;
     }
+    let memory_bytes = settings.defaults.limits().memory_bytes;
+    let candidates = Storage::candidates(root, policy, mechanisms, is_durable, memory_bytes);
+    let had_image = root.has_image();
     let mut reasons = Vec::new();
-    for mode in Mode::candidates(policy, mechanisms) {
+    for (mode, storage) in candidates {
         if let (true, Some(closed)) = (
             identity.is_other && mode != Mode::Namespaces,
             root.inaccessible_ancestor(identity.uid, identity.gid),
@@ -161,6 +164,17 @@ pub(crate) fn build(
             reasons.push(why);
             continue;
         }
+        let image = match storage {
+            Storage::Image if had_image => Some(root.open_image()?),
+            Storage::Image => match root.create_image(&limits) {
+                Ok(image) => Some(image),
+                Err(error) => {
+                    reasons.push(format!("failed to make a disk image: {error}"));
+                    continue;
+                }
+            },
+            Storage::Directory | Storage::Memory => None,
+        };
         let groups = Groups::create(
             &root.name(),
             mode,
@@ -169,16 +183,20 @@ pub(crate) fn build(
             mechanisms,
             &settings.defaults,
         );
-        let plan = Plan::new(mode, request, root.host_paths(), &groups)?;
-        if plan.has_storage {
+        let plan = Plan::new((mode, storage), request, root.host_paths(), &groups)?;
+        if storage != Storage::Directory {
             root.make_sized()?;
         }
-        let started = groups.join(|files| Supervisor::start(&plan.body, files));
+        let image_fd = image.as_ref().map(AsFd::as_fd);
+        let started = groups.join(|files| Supervisor::start(&plan.body, image_fd, files));
         let (supervisor, outcome) = match started {
             Ok(started) => started,
             Err(error) if mode == Mode::Open => return Err(start_error(&plan, &error)),
             Err(error) => {
                 reasons.push(failure_reason(&plan, &error));
+                if image.is_some() && !had_image {
+                    root.remove_image();
+                }
                 continue;
             }
         };
@@ -218,7 +236,8 @@ pub(crate) fn build(
             },
         });
     }
-    // Unreachable: the last candidate returns in any case.
+    // Only a disk image leads here: otherwise the last candidate returns in any case.
+    reasons.push("its files are in a disk image, which takes namespaces and root".to_owned());
     Err(SandboxError::unavailable(reasons.join("; ")))
 }
 
@@ -230,7 +249,7 @@ fn adopt_opened(
     workspace: &Path,
 ) -> Result<Option<TcpListener>, SandboxError> {
     let mut opened = outcome.opened.into_iter();
-    if plan.has_storage {
+    if plan.storage != Storage::Directory {
         let missing = || SandboxError::gone("the supervisor did not pass its files");
         root.move_to(opened.next().ok_or_else(missing)?)?;
     }
@@ -246,6 +265,7 @@ fn adopt_opened(
 fn failure_reason(plan: &Plan, error: &StartError) -> String {
     match error {
         StartError::Start(error) => format!("failed to start the supervisor: {error}"),
+        StartError::Image(error) => format!("failed to mount the disk image: {error}"),
         StartError::Step(None, error) => {
             // The kernel uses general error numbers for these.
             let why = match Errno::from_io_error(error) {

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,7 +23,7 @@ use rustix::process::geteuid;
 use super::beneath::{PATH_ONLY, open_without_links};
 use super::meter::Meter;
 use super::remove::{RemovalFailures, remove_directory};
-use super::{DIRECTORY, HostPaths, NOBODY, Root, TEMPORARY, VIEW, WORK};
+use super::{DIRECTORY, Directories, HostPaths, NOBODY, Root, TEMPORARY, VIEW};
 
 /// The marker file of a kept directory.
 const MARKER: &str = "kept";
@@ -64,7 +65,7 @@ pub(super) fn lock(directory: impl AsFd) -> Result<(), Errno> {
 }
 
 /// Like [`lock`], waiting until the deadline while another owner has it. Blocks.
-fn lock_by(directory: impl AsFd, deadline: Instant) -> Result<(), Errno> {
+pub(super) fn lock_by(directory: impl AsFd, deadline: Instant) -> Result<(), Errno> {
     loop {
         match lock(&directory) {
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
@@ -130,8 +131,7 @@ impl Root {
             }
             openat(&descriptor, name, READ.union(PATH_ONLY), Mode::empty()).map_err(failed)?;
         }
-        let flags = DIRECTORY.union(OFlags::NOFOLLOW);
-        let work = openat(&descriptor, WORK, flags, Mode::empty()).map_err(failed)?;
+        let directories = Directories::new(descriptor).map_err(failed)?;
         let host_paths = HostPaths {
             base: path.to_owned(),
         };
@@ -142,8 +142,7 @@ impl Root {
             view_paths: host_paths.as_seen()?,
             spill_prefix: format!("output-{end}"),
             host_paths,
-            descriptor,
-            work,
+            directories: Mutex::new(Arc::new(directories)),
             locked,
             owner: None,
             meter: Meter::default(),
@@ -159,6 +158,14 @@ impl Root {
             .map_err(|error| self.failure("keep", &self.view_paths.work, error))
     }
 
+    /// Closes the directories of a disk image, which would keep it in use as long as there is a handle of a process.
+    pub(crate) fn leave_image(&self) {
+        let unmounted = openat(&self.locked, ".", DIRECTORY, Mode::empty());
+        if let Ok(directories) = unmounted.and_then(Directories::new) {
+            self.set_directories(directories);
+        }
+    }
+
     /// Unlocks the directory.
     pub(crate) fn release(&self) {
         // The end of this process unlocks it in any case.
@@ -167,7 +174,7 @@ impl Root {
 
     /// Returns the directory's owner.
     pub(crate) fn owner_id(&self) -> Result<u32, SandboxError> {
-        let found = fstat(&self.descriptor);
+        let found = fstat(&self.locked);
         let found = found.map_err(|error| self.failure("look at", &self.view_paths.work, error))?;
         Ok(found.st_uid)
     }

@@ -6,6 +6,8 @@
 //! blocks, except [`Root::write`], whose bytes come from a stream.
 
 mod beneath;
+#[cfg(confined)]
+mod image;
 mod kept;
 mod meter;
 mod read;
@@ -19,6 +21,7 @@ use std::fs::{File, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
@@ -28,6 +31,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use self::beneath::PATH_ONLY;
+#[cfg(confined)]
+pub(crate) use self::image::SizedFields;
 #[cfg(confined)]
 pub(crate) use self::kept::is_name;
 pub(crate) use self::kept::{KeptFilter, reclaim};
@@ -105,15 +110,30 @@ pub(crate) struct ViewPaths {
     pub(crate) temporary: SandboxPath,
 }
 
+/// The open directories with the sandbox's files.
+#[derive(Debug)]
+struct Directories {
+    /// The directory beneath which paths are resolved.
+    root: OwnedFd,
+    /// Detects the removal of the working directory: while it is open, its inode is not reused.
+    work: OwnedFd,
+}
+
+impl Directories {
+    /// Opens the working directory beneath the root.
+    fn new(root: OwnedFd) -> Result<Self, Errno> {
+        let flags = DIRECTORY.union(OFlags::NOFOLLOW);
+        let work = openat(&root, WORK, flags, Mode::empty())?;
+        Ok(Self { root, work })
+    }
+}
+
 /// The private directory of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Root {
     host_paths: HostPaths,
     view_paths: ViewPaths,
-    /// The directory beneath which paths are resolved.
-    descriptor: OwnedFd,
-    /// Detects the removal of the working directory: while it is open, its inode is not reused.
-    work: OwnedFd,
+    directories: Mutex<Arc<Directories>>,
     /// The root, locked while this process uses it.
     locked: OwnedFd,
     /// Prefix of the names of spill files.
@@ -155,12 +175,11 @@ impl Root {
         for name in [WORK, TEMPORARY, VIEW] {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
         }
-        let work = openat(&descriptor, WORK, DIRECTORY, Mode::empty()).map_err(failed)?;
+        let directories = Directories::new(descriptor).map_err(failed)?;
         let root = Self {
             view_paths: host_paths.as_seen()?,
             host_paths,
-            descriptor,
-            work,
+            directories: Mutex::new(Arc::new(directories)),
             locked,
             spill_prefix: "output".to_owned(),
             owner: None,
@@ -178,6 +197,19 @@ impl Root {
 
     pub(crate) fn view_paths(&self) -> &ViewPaths {
         &self.view_paths
+    }
+
+    fn directories(&self) -> Arc<Directories> {
+        let directories = self.directories.lock();
+        Arc::clone(&directories.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn set_directories(&self, directories: Directories) {
+        let mut current = self
+            .directories
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(directories);
     }
 
     /// Gives a created file to its owner.
@@ -227,8 +259,9 @@ impl Root {
         let path = self.temporary_path(name)?;
         self.charge_entries(&path, 1)?;
         // A command may have removed the directory.
-        let made = mkdirat(&self.descriptor, TEMPORARY, Mode::RWXU)
-            .and_then(|()| self.give_at(&self.descriptor, TEMPORARY.as_bytes()));
+        let root = &self.directories().root;
+        let made = mkdirat(root, TEMPORARY, Mode::RWXU)
+            .and_then(|()| self.give_at(root, TEMPORARY.as_bytes()));
         match made {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(self.failure("create", &path, error)),
@@ -250,11 +283,11 @@ impl Root {
     /// # Errors
     /// [`SandboxErrorKind::Gone`] if it does not.
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
+        let Directories { root, work } = &*self.directories();
         let is_ours = |found: Stat| {
-            fstat(&self.work)
-                .is_ok_and(|work| (work.st_dev, work.st_ino) == (found.st_dev, found.st_ino))
+            fstat(work).is_ok_and(|work| (work.st_dev, work.st_ino) == (found.st_dev, found.st_ino))
         };
-        if statat(&self.descriptor, WORK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
+        if statat(root, WORK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
             return Ok(());
         }
         Err(SandboxError::gone(format!(
@@ -295,7 +328,7 @@ impl Root {
         self.owner = Some((uid, gid));
         for name in [".", WORK, TEMPORARY] {
             chownat(
-                &self.descriptor,
+                &self.directories().root,
                 name,
                 Some(uid),
                 Some(gid),
@@ -308,8 +341,11 @@ impl Root {
 
     /// Creates the mount point for a file system of limited size.
     pub(crate) fn make_sized(&self) -> Result<(), SandboxError> {
-        mkdirat(&self.descriptor, SIZED, Mode::RWXU)
-            .map_err(|error| self.failure("create a directory in", &self.view_paths.work, error))
+        match mkdirat(&self.locked, SIZED, Mode::RWXU) {
+            // That of an earlier sandbox.
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(self.failure("create a directory in", &self.view_paths.work, error)),
+        }
     }
 
     /// Sets the paths at which commands see the directories.
@@ -318,10 +354,10 @@ impl Root {
     }
 
     /// Switches to another file system with the same directories.
-    pub(crate) fn move_to(&mut self, descriptor: OwnedFd) -> Result<(), SandboxError> {
-        self.work = openat(&descriptor, WORK, DIRECTORY, Mode::empty())
+    pub(crate) fn move_to(&self, root: OwnedFd) -> Result<(), SandboxError> {
+        let directories = Directories::new(root)
             .map_err(|error| self.failure("open", &self.view_paths.work, error))?;
-        self.descriptor = descriptor;
+        self.set_directories(directories);
         Ok(())
     }
 }

@@ -95,11 +95,11 @@ impl Root {
 
     /// Opens a path relative to the root.
     pub(super) fn open_beneath(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        match open_beneath(&self.descriptor, path, flags, Links::Followed) {
+        match open_beneath(&self.directories().root, path, flags, Links::Followed) {
             Err(Errno::XDEV) => {
                 let follow_last = !flags.contains(OFlags::NOFOLLOW);
                 let path = self.without_links(path, follow_last)?;
-                open_beneath(&self.descriptor, &path, flags, Links::Followed)
+                open_beneath(&self.directories().root, &path, flags, Links::Followed)
             }
             result => result,
         }
@@ -120,7 +120,7 @@ impl Root {
                     done.join(&b'/')
                 };
                 let flags = PATH_ONLY | OFlags::DIRECTORY;
-                open_beneath(&self.descriptor, &here, flags, Links::Refused)?;
+                open_beneath(&self.directories().root, &here, flags, Links::Refused)?;
                 if component == b".." {
                     done.pop().ok_or(Errno::XDEV)?;
                 }
@@ -161,7 +161,7 @@ impl Root {
         };
         let name = name.strip_prefix(b"/").unwrap_or(name);
         let flags = PATH_ONLY | OFlags::DIRECTORY;
-        let directory = open_beneath(&self.descriptor, directory, flags, Links::Refused)?;
+        let directory = open_beneath(&self.directories().root, directory, flags, Links::Refused)?;
         match readlinkat(&directory, name, Vec::new()) {
             Ok(target) => Ok(Some(target.into_bytes())),
             // Not a symbolic link.

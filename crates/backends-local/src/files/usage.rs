@@ -100,7 +100,7 @@ impl Root {
         };
         let walked = [WORK, TEMPORARY].into_iter().try_for_each(|name| {
             let name = std::ffi::CString::new(name).unwrap_or_default();
-            walk.enter(&self.descriptor, &name, MAX_DEPTH)
+            walk.enter(&self.directories().root, &name, MAX_DEPTH)
         });
         match walked {
             Ok(()) => walk.used,
@@ -112,7 +112,7 @@ impl Root {
 impl Root {
     /// Returns the usage of the file system. One that does not count inodes can't run out of them.
     pub(super) fn used_in_file_system(&self) -> Option<DiskUsage> {
-        let system = fstatvfs(&self.descriptor).ok()?;
+        let system = fstatvfs(&self.directories().root).ok()?;
         Some(DiskUsage {
             bytes: system.f_blocks.saturating_sub(system.f_bfree) * system.f_frsize,
             inodes: system.f_files.saturating_sub(system.f_ffree),

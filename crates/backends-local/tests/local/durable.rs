@@ -138,7 +138,9 @@ async fn disk_usage_of_durable_sandbox_is_polled() {
     let mut policy = Policy::workspace();
     policy.limits.set("disk=1M").unwrap();
     let place = place();
-    let backend = LocalBackend::new().in_directory(place.path());
+    let backend = LocalBackend::new()
+        .without(Mechanism::DiskImages)
+        .in_directory(place.path());
     let sandbox = backend.open(durable(&policy)).await.unwrap();
     let report = &sandbox.info().enforcement;
     let disk = report.iter().find(|it| it.field == PolicyField::Disk);

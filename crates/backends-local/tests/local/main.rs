@@ -18,6 +18,7 @@ mod durable;
 mod ending;
 mod files;
 mod groups;
+mod images;
 mod killed;
 mod measured;
 mod opening;

@@ -26,10 +26,12 @@ fn limited(limits: &[&str]) -> Policy {
     policy
 }
 
-/// Opens a sandbox whose files can be kept, and so are not in memory.
+/// Opens a sandbox whose files can be kept, and so are neither in memory nor, without images, in a file system of
+/// their own.
 async fn open_durable(limits: &[&str]) -> Arc<dyn Sandbox> {
     let cx = SandboxContext::new(RunId::new(), limited(limits)).durable();
-    let sandbox = LocalBackend::new().open(cx).await.unwrap();
+    let backend = LocalBackend::new().without(Mechanism::DiskImages);
+    let sandbox = backend.open(cx).await.unwrap();
     let report = &sandbox.info().enforcement;
     let files = [PolicyField::Disk, PolicyField::Inodes];
     let is_polled = |field| {

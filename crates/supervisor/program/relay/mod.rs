@@ -14,6 +14,7 @@ use self::incoming::Incoming;
 use self::outgoing::Outgoing;
 use crate::frames::{Answer, Channel, Request, StdioMode};
 use crate::init;
+use crate::setup::Mounts;
 use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, List, MAX_FDS, NONE, PollFd};
 use crate::tree::Tree;
 use crate::wire::{Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage};
@@ -111,7 +112,7 @@ fn start_init(body: Fd) -> sys::Result<(i32, Fd)> {
                 }
             }
             null.into_iter().for_each(sys::close);
-            init::run(init_control, Reader::new(steps), &[], &[], false)
+            init::run(init_control, Reader::new(steps), &[], &Mounts::new(), false)
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Confinement: mounts, Landlock, system call filters, tracing.
 
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::mem::size_of_val;
 use core::ptr::null;
 
-use super::{AT_FDCWD, Fd, FromRegister, Result, SIGSTOP, getpid, kill, pad, syscall};
+use super::{AT_FDCWD, Fd, FromRegister, Result, SIGSTOP, close, getpid, kill, pad, syscall};
 
 /// Mounts a file system; an empty string stands for null.
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: u64, data: &CStr) -> Result<()> {
@@ -54,6 +54,28 @@ pub fn map_owners(mounts: Fd, namespace: Fd) -> Result<()> {
     call!(442, mounts.0, path, EMPTY_PATH_RECURSIVE, set, size).map(drop)
 }
 
+/// Mounts the file system on a block device, on no directory yet. `options` are flags of the file system,
+/// `attributes` `MOUNT_ATTR_…`.
+pub fn mount_device(kind: &CStr, device: &CStr, options: &[&CStr], attributes: u64) -> Result<Fd> {
+    const SET_FLAG: usize = 0;
+    const SET_STRING: usize = 1;
+    const CREATE: usize = 6;
+    const CLOSE_ON_EXEC: usize = 1;
+    let context = call!(430, kind.as_ptr(), CLOSE_ON_EXEC).map(Fd::from_register)?;
+    let configure = |command, key: *const c_char, value: *const c_char| {
+        call!(431, context.0, command, key, value, 0).map(drop)
+    };
+    let mounted = configure(SET_STRING, c"source".as_ptr(), device.as_ptr())
+        .and_then(|()| {
+            let mut options = options.iter();
+            options.try_for_each(|option| configure(SET_FLAG, option.as_ptr(), null()))
+        })
+        .and_then(|()| configure(CREATE, null(), null()))
+        .and_then(|()| call!(432, context.0, CLOSE_ON_EXEC, attributes));
+    close(context);
+    mounted.map(Fd::from_register)
+}
+
 /// Makes the current directory the root and detaches the old root.
 pub fn pivot_to_current_directory() -> Result<()> {
     const MNT_DETACH: usize = 2;
@@ -62,7 +84,7 @@ pub fn pivot_to_current_directory() -> Result<()> {
 }
 
 system_calls! {
-    /// Attaches cloned mounts to a directory.
+    /// Attaches mounts that belong to no mount namespace to a directory.
     fn attach_mounts(mounts: Fd, target: &CStr) = 429(mounts.0, c"".as_ptr(), AT_FDCWD.0, target.as_ptr(),
         4 /* MOVE_MOUNT_F_EMPTY_PATH */);
     /// Returns the Landlock ABI version; fails if the kernel does not support or enable Landlock.

@@ -91,6 +91,35 @@ system_calls! {
     /// Changes the owner of an open file.
     fn fchown(fd: Fd, uid: u32, gid: u32) = 93(fd.0, uid, gid);
     fn fchdir(fd: Fd) = 81(fd.0);
+    /// Returns the number of an unused loop device; `control` is `/dev/loop-control`.
+    fn unused_loop_device(control: Fd) -> usize = 16(control.0, 0x4C82 /* LOOP_CTL_GET_FREE */);
+}
+
+/// Makes an unused loop device represent a file until no one has the device open.
+pub fn attach_to_loop_device(device: Fd, file: Fd) -> Result<()> {
+    const LOOP_CONFIGURE: usize = 0x4C0A;
+    const LO_FLAGS_AUTOCLEAR: u32 = 4;
+    /// The kernel's `struct loop_config`, of which only this differs from zero.
+    #[repr(C)]
+    struct Configuration {
+        file: u32,
+        block_size: u32,
+        place: [u64; 5],
+        numbers: [u32; 3],
+        flags: u32,
+        names: [u64; 22],
+        reserved: [u64; 8],
+    }
+    let configuration = Configuration {
+        file: file.0 as u32,
+        block_size: 0,
+        place: [0; 5],
+        numbers: [0; 3],
+        flags: LO_FLAGS_AUTOCLEAR,
+        names: [0; 22],
+        reserved: [0; 8],
+    };
+    call!(16, device.0, LOOP_CONFIGURE, &raw const configuration).map(drop)
 }
 
 /// Creates an unnamed file in a directory, if the file system supports that.

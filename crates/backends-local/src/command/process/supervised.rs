@@ -26,7 +26,7 @@ use crate::supervisor::{message_sockets, sealed};
 const BUSY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long it takes at most until the end of a sandbox is visible.
-const GONE_DEADLINE: Duration = Duration::from_millis(200);
+const GONE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How long to wait for an answer of the supervisor.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
