@@ -60,7 +60,12 @@ pub fn build(target: &str, profile: Profile) -> Command {
     let mut cargo = shell::cargo();
     cargo
         .args(["build", "--package=cantle-cli", "--target", target])
-        .args(["--profile", profile.name(), "--features", "postgres,s3"])
+        .args([
+            "--profile",
+            profile.name(),
+            "--features",
+            "otel,postgres,s3",
+        ])
         .env(flags, FLAGS);
     cargo
 }

@@ -65,6 +65,8 @@ const LAYERS: &[Layer] = &[
     // Its sandboxes come from the caller's backend.
     layer("cantle-python", CORE).without(NETWORK),
     layer("cantle-agent", CORE).without(NETWORK),
+    // Spans leave from the program.
+    layer("cantle-otel", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     // Which principals there are is for the program to say.
     layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     // The browser runs in the session's sandbox.
@@ -97,6 +99,7 @@ const LAYERS: &[Layer] = &[
             "cantle",
             "cantle-code-executor",
             "cantle-files",
+            "cantle-otel",
             "cantle-server",
         ],
     ),

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::journal::{End, Header, JournalContent, RunStore, StoreError, WorkClock};
 use crate::rules::{Action, CallOutcome, Fact, Machine};
 
-/// Maximum depth of sub-agents whose events are read.
-const MAX_DEPTH: u32 = 16;
+/// Maximum depth of sub-agents whose journals are read with that of a run.
+pub(crate) const MAX_DEPTH: u32 = 16;
 
 /// The event of a complete answer.
 pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &ModelCall) -> EventKind {

@@ -50,6 +50,7 @@ mod spans;
 mod sub_agents;
 mod time;
 mod tool_table;
+mod trajectory;
 
 pub use cantle_core::tool::{ApprovalScope, Decision};
 
@@ -66,3 +67,4 @@ pub use self::rules::TextAnswers;
 pub use self::run::{FinishError, Outcome, Run, RunControl};
 pub use self::session::{ResumeOptions, Session, SessionOptions};
 pub use self::sub_agents::SubAgent;
+pub use self::trajectory::Trajectory;

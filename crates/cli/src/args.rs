@@ -263,6 +263,13 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) display: DisplayArgs,
+
+    /// Send spans to this OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318
+    ///
+    /// Without it, to the one that OTEL_EXPORTER_OTLP_ENDPOINT names. Messages, arguments and results are left out, unless
+    /// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is `true`.
+    #[arg(long, value_name = "URL", help_heading = "Output")]
+    pub(crate) otlp: Option<String>,
 }
 
 /// Files that a run gets.

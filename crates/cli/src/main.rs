@@ -38,6 +38,7 @@ mod state_dir;
 mod sub_agents;
 mod task;
 mod task_text;
+mod telemetry;
 mod terminal;
 mod text;
 mod transcript;

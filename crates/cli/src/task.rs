@@ -27,6 +27,7 @@ use crate::replay::ReplayHooks;
 use crate::result_file;
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
+use crate::telemetry::RunTelemetry;
 use crate::text::{clean, clean_json, one_line};
 use crate::typed_ahead::TypedAhead;
 use crate::unfinished::Unfinished;
@@ -57,6 +58,7 @@ pub(crate) struct Task {
     /// Whether the result is printed as JSON: all parameters of the finish call.
     pub(crate) result_as_json: bool,
     pub(crate) replay: Option<ReplayHooks>,
+    pub(crate) telemetry: Option<RunTelemetry>,
     pub(crate) verbose: bool,
 }
 
@@ -137,6 +139,7 @@ impl Task {
         }
         let problem = closed.err().map(|error| error.to_string());
         ended.summary.problems.extend(problem);
+        self.close_telemetry(display).await;
         self.report(ended, display, user.as_ref()).await
     }
 
@@ -238,6 +241,15 @@ impl Task {
         Ok(())
     }
 
+    /// Exports the spans that wait, and says how many were lost.
+    pub(crate) async fn close_telemetry(&self, display: &mut Display) {
+        if let Some(telemetry) = &self.telemetry
+            && let Some(lost) = telemetry.close().await
+        {
+            display.message(&lost).await;
+        }
+    }
+
     /// Returns the answer of a run that has ended.
     pub(crate) fn answer(&self, outcome: &Outcome) -> Option<String> {
         match &outcome.finish {
@@ -332,7 +344,13 @@ impl Task {
         let control = run.control();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut events = (&mut run).ready_chunks(EVENT_BATCH);
+        let mut spans = self.telemetry.as_ref().map(RunTelemetry::spans);
+        let events = (&mut run).inspect(|event| {
+            if let Some(spans) = &mut spans {
+                spans.record(event);
+            }
+        });
+        let mut events = events.ready_chunks(EVENT_BATCH);
         loop {
             tokio::select! {
                 batch = events.next() => match batch {

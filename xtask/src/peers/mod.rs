@@ -17,6 +17,7 @@ mod mcp;
 mod moto;
 mod postgres;
 mod python;
+mod readers;
 mod server;
 mod static_program;
 mod stirrup;
@@ -35,7 +36,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// The peers that are prepared while the tests are built.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "aimock",
     "litellm",
     "llama",
@@ -49,6 +50,7 @@ const NAMES: [&str; 13] = [
     "mcp",
     "index",
     "chromium",
+    "readers",
 ];
 
 /// The peer of [`Peers::add_static_program`].
@@ -178,6 +180,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
         let mcp = scope.spawn(|| mcp::bring_up(workshop));
         let index = scope.spawn(|| index::bring_up(workshop));
+        let readers = scope.spawn(|| readers::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -200,6 +203,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(mcp),
             join(index),
             chromium::bring_up(),
+            join(readers),
         ])
     })?;
 
@@ -252,6 +256,7 @@ mod tests {
                 "mcp",
                 "moto",
                 "postgres",
+                "readers",
                 "static",
                 "stirrup"
             ]

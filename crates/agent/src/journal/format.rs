@@ -8,6 +8,7 @@ use cantle_core::event::{Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::Message;
 use cantle_core::sandbox::{SandboxHandle, SandboxInfo, SavedOutputs};
+use cantle_core::tool::ToolSpec;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -151,6 +152,14 @@ pub(crate) struct Header {
 }
 
 impl Header {
+    /// The tools as the model sees them; none in journals of version 0.1.0.
+    pub(crate) fn tool_specs(&self) -> Vec<ToolSpec> {
+        let names = self.tools.keys();
+        names
+            .filter_map(|name| self.identity.recorded_spec(name))
+            .collect()
+    }
+
     /// The properties of the tools. Those of version 0.1.0 are known as far as needed to compute a ledger.
     pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
         if self.tools.is_empty() {

@@ -80,20 +80,22 @@ impl Identity {
     /// Returns tool specs with the texts that this identity records, so that a resumed run continues
     /// with the texts that the model has seen.
     pub(crate) fn recorded_specs(&self, specs: &ToolSpecs) -> ToolSpecs {
-        let recorded = |name: &str| {
-            let groups = ["tools", "finish_tools"].into_iter();
-            let mut tools = groups.filter_map(|group| self.0.get(group)?.get(name));
-            let tool = tools.next()?;
-            let description = tool.get("description")?.as_str()?;
-            Some(ToolSpec::new(
-                name,
-                description,
-                tool.get("parameters")?.clone(),
-            ))
-        };
         let specs = specs.iter();
-        let specs = specs.map(|spec| recorded(spec.name()).unwrap_or_else(|| spec.clone()));
+        let specs = specs.map(|spec| {
+            self.recorded_spec(spec.name())
+                .unwrap_or_else(|| spec.clone())
+        });
         ToolSpecs::new(specs.collect())
+    }
+
+    /// Returns the recorded spec of a tool.
+    pub(super) fn recorded_spec(&self, name: &str) -> Option<ToolSpec> {
+        let groups = ["tools", "finish_tools"].into_iter();
+        let mut tools = groups.filter_map(|group| self.0.get(group)?.get(name));
+        let tool = tools.next()?;
+        let description = tool.get("description")?.as_str()?;
+        let parameters = tool.get("parameters")?.clone();
+        Some(ToolSpec::new(name, description, parameters))
     }
 
     /// The names of the agent and its model.

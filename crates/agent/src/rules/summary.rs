@@ -62,7 +62,7 @@ pub(super) fn reminder(files: &[String], finish_tools: &[String]) -> Message {
 }
 
 /// Whether a message is a summary.
-pub(super) fn is_summary(message: &Message) -> bool {
+pub(crate) fn is_summary(message: &Message) -> bool {
     matches!(
         message,
         Message::User(UserMessage {

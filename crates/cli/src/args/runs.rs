@@ -27,7 +27,7 @@ pub(crate) enum RunsCommand {
         log: bool,
         #[arg(long, short, requires = "log", hide_short_help = true)]
         verbose: bool,
-        /// Print the whole run: as Markdown, its events as JSON lines, or a page for browsers
+        /// Print the whole run: as Markdown, its events as JSON lines, a page for browsers, or for other programs
         ///
         /// The values of variables and keys that the environment has now are redacted.
         #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
@@ -109,7 +109,16 @@ pub(crate) struct ApplyArgs {
 /// The format of a whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TranscriptFormat {
+    /// A transcript
     Markdown,
+    /// The events, one JSON object per line
     Json,
+    /// A page for browsers
     Html,
+    /// A trajectory in the Agent Trajectory Interchange Format, version 1.8
+    Atif,
+    /// A log of Inspect, version 2
+    Inspect,
+    /// Conversations as OpenAI's fine-tuning reads them, one JSON object per line
+    FineTuning,
 }

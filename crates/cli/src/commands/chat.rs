@@ -327,6 +327,8 @@ impl Chat {
         if let Err(error) = closed.await {
             let _ = print(format!("cantle: {}\n", clean(&error.to_string())));
         }
+        let mut display = Display::new(self.args.display);
+        open.task.close_telemetry(&mut display).await;
     }
 
     fn kept_runs(&self) -> impl Iterator<Item = KeptRun> {

@@ -42,6 +42,7 @@ use crate::state_dir::StateDir;
 use crate::sub_agents::{self, Caller, SubAgentTable};
 use crate::task::{self, Task};
 use crate::task_text;
+use crate::telemetry::RunTelemetry;
 use crate::working_copy::Workdir;
 
 const USER_INPUT: &str = "user_input";
@@ -398,6 +399,8 @@ impl Definition<'_> {
         // Of a run on a directory, the changes are the result; a recording has no answer to another task.
         let keeps_sandbox = is_resumable && is_local && workdir.is_none() && replay.is_none();
         let retention = keeps_sandbox.then(|| settings.keep.retention());
+        let variables = &policy.environment;
+        let telemetry = RunTelemetry::new(args.otlp.as_deref(), model, variables).usage()?;
         Ok(PreparedRun {
             agent: agent::complete(agent, backend, policy.clone(), settings, self.schema)
                 .usage()?,
@@ -412,6 +415,7 @@ impl Definition<'_> {
                 retention,
                 result_as_json,
                 replay,
+                telemetry,
                 verbose: args.display.verbose,
             },
             display: args.display,

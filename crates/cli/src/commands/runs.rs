@@ -16,7 +16,7 @@ use crate::ask::TerminalUser;
 use crate::comparison;
 use crate::display::{Display, Paint};
 use crate::exit::{Code, Failure, FailureExt as _};
-use crate::export;
+use crate::export::{self, status_name as status};
 use crate::kept_sandbox::{self, reattach, remove_sandbox};
 use crate::result_file::write_atomically;
 use crate::saved_settings::SavedSettings;
@@ -232,20 +232,6 @@ fn to_json(run: &KeptRun) -> Value {
         "directory": run.directory,
         "workspace_bytes": kept_sandbox::size_of_finished(run),
     })
-}
-
-fn status(status: KeptStatus) -> &'static str {
-    match status {
-        KeptStatus::Running => "running",
-        KeptStatus::Ended(RunStatus::Finished) => "finished",
-        KeptStatus::Ended(RunStatus::AnsweredInText) => "answered_in_text",
-        KeptStatus::Ended(RunStatus::LimitReached) => "limit_reached",
-        KeptStatus::Ended(RunStatus::Cancelled) => "cancelled",
-        KeptStatus::Ended(RunStatus::ModelFailed) => "model_failed",
-        KeptStatus::Ended(RunStatus::SandboxFailed) => "sandbox_failed",
-        KeptStatus::Ended(_) => "internal_error",
-        _ => "interrupted",
-    }
 }
 
 fn age(time: SystemTime) -> Duration {

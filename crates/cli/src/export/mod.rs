@@ -1,21 +1,26 @@
-//! A kept run as a file for others: Markdown, events, or a page.
+//! A kept run as a file for others: Markdown, events, a page, or a format of other programs.
 //!
-//! Every form is made from a [`RunRecord`], which has no secrets that are known.
+//! Every form is made from a [`RunRecord`] or a [`Trajectory`], which have no secrets that are known.
 
+mod atif;
 mod chart;
+mod content;
+mod fine_tuning;
 mod html;
+mod inspect;
 mod markup;
 mod redaction;
 
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
-use cantle::agent::{KeptRun, RunStore};
+use cantle::agent::{KeptRun, KeptStatus, RunStore, Trajectory};
 use cantle::core::content::MediaKind;
-use cantle::core::event::Event;
+use cantle::core::event::{Event, RunStatus};
 use cantle::core::message::Message;
+use cantle::core::tool::ToolSpec;
 
-use self::redaction::Redactor;
+pub(crate) use self::redaction::Redactor;
 use crate::args::TranscriptFormat;
 use crate::saved_settings::SavedSettings;
 use crate::text::one_line;
@@ -37,25 +42,74 @@ struct RunRecord {
 /// If its journal can't be read.
 pub(crate) fn export(
     store: &RunStore,
-    mut run: KeptRun,
+    run: KeptRun,
     format: TranscriptFormat,
 ) -> anyhow::Result<String> {
     let redactor = Redactor::new(&run);
+    let as_trajectory = |write: fn(&Trajectory) -> String| {
+        let trajectory = store.trajectory(run.clone())?;
+        anyhow::Ok(write(&redact_trajectory(trajectory, &redactor)?))
+    };
+    match format {
+        TranscriptFormat::Atif => as_trajectory(|it| format!("{:#}\n", atif::document(it))),
+        TranscriptFormat::Inspect => as_trajectory(|it| format!("{:#}\n", inspect::log(it))),
+        TranscriptFormat::FineTuning => as_trajectory(fine_tuning::lines),
+        TranscriptFormat::Markdown => {
+            Ok(transcript::markdown(&record(store, run, redactor)?.events))
+        }
+        TranscriptFormat::Json => record(store, run, redactor)?.json_lines(),
+        TranscriptFormat::Html => html::page(&record(store, run, redactor)?),
+    }
+}
+
+/// Reads the events of a run.
+fn record(store: &RunStore, mut run: KeptRun, redactor: Redactor) -> anyhow::Result<RunRecord> {
     let mut events = Vec::new();
     for event in store.events(run.run)? {
         events.push(redactor.redact(event)?);
     }
-    run.task = redactor.redact(run.task)?;
-    run.error = redactor.redact(run.error)?;
-    let record = RunRecord {
+    redact_run(&mut run, &redactor)?;
+    Ok(RunRecord {
         run,
         events,
         redactor,
-    };
-    match format {
-        TranscriptFormat::Markdown => Ok(transcript::markdown(&record.events)),
-        TranscriptFormat::Json => record.json_lines(),
-        TranscriptFormat::Html => html::page(&record),
+    })
+}
+
+fn redact_run(run: &mut KeptRun, redactor: &Redactor) -> anyhow::Result<()> {
+    run.task = redactor.redact(std::mem::take(&mut run.task))?;
+    run.error = redactor.redact(run.error.take())?;
+    Ok(())
+}
+
+fn redact_trajectory(mut it: Trajectory, redactor: &Redactor) -> anyhow::Result<Trajectory> {
+    redact_run(&mut it.run, redactor)?;
+    for message in it.conversations.iter_mut().flatten() {
+        *message = redactor.redact(message.clone())?;
+    }
+    for tool in &mut it.tools {
+        let description = redactor.redact(tool.description().to_owned())?;
+        let parameters = redactor.redact(tool.parameters().clone())?;
+        *tool = ToolSpec::new(tool.name(), description, parameters);
+    }
+    let sub_agents = it.sub_agents.into_iter();
+    let sub_agents = sub_agents.map(|sub_agent| redact_trajectory(sub_agent, redactor));
+    it.sub_agents = sub_agents.collect::<anyhow::Result<_>>()?;
+    Ok(it)
+}
+
+/// Returns the name of a status in JSON.
+pub(crate) fn status_name(status: KeptStatus) -> &'static str {
+    match status {
+        KeptStatus::Running => "running",
+        KeptStatus::Ended(RunStatus::Finished) => "finished",
+        KeptStatus::Ended(RunStatus::AnsweredInText) => "answered_in_text",
+        KeptStatus::Ended(RunStatus::LimitReached) => "limit_reached",
+        KeptStatus::Ended(RunStatus::Cancelled) => "cancelled",
+        KeptStatus::Ended(RunStatus::ModelFailed) => "model_failed",
+        KeptStatus::Ended(RunStatus::SandboxFailed) => "sandbox_failed",
+        KeptStatus::Ended(_) => "internal_error",
+        _ => "interrupted",
     }
 }
 
@@ -95,7 +149,7 @@ impl RunRecord {
                 };
                 for media in message.content.media() {
                     let is_image = media.kind() == MediaKind::Image;
-                    let url = format!("data:{};base64,{}", media.mime_type(), media.base64());
+                    let url = content::data_url(media);
                     if is_image && url.len() <= left {
                         left -= url.len();
                         let call = format!("{} {}", run.run, message.tool_call_id);

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use cantle::agent::KeptRun;
+#[cfg(feature = "otel")]
+use cantle::core::secret::SecretText;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -26,7 +28,8 @@ const SECRET_ENDINGS: [&str; 7] = [
 /// Replaces secrets by the names of their variables.
 ///
 /// Values of a run's variables are not kept with it, so it knows those that the environment has at export time.
-pub(super) struct Redactor {
+#[derive(Debug)]
+pub(crate) struct Redactor {
     /// A secret as it is or as it appears in JSON, and its replacement; the longest first, since one may contain another.
     replacements: Vec<(String, String)>,
 }
@@ -36,15 +39,17 @@ impl Redactor {
     pub(super) fn new(run: &KeptRun) -> Self {
         let names = SavedSettings::read(run.note.clone()).map(|it| it.variables);
         let names = names.unwrap_or_default();
-        let environment = std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        });
-        let is_secret = |name: &str| {
-            let upper = name.to_uppercase();
-            names.iter().any(|named| named == name)
-                || SECRET_ENDINGS.iter().any(|ending| upper.ends_with(ending))
-        };
-        Self::of(environment.filter(|(name, _)| is_secret(name)))
+        let of_run = |name: &str| names.iter().any(|named| named == name);
+        Self::of(environment().filter(|(name, _)| of_run(name) || is_secret(name)))
+    }
+
+    /// Returns the redactor of these variables and of all keys in the environment.
+    #[cfg(feature = "otel")]
+    pub(crate) fn with_values(variables: &BTreeMap<String, SecretText>) -> Self {
+        let keys = environment().filter(|(name, _)| is_secret(name));
+        let variables = variables.iter();
+        let variables = variables.map(|(name, value)| (name.clone(), value.expose().to_owned()));
+        Self::of(keys.chain(variables))
     }
 
     fn of(variables: impl Iterator<Item = (String, String)>) -> Self {
@@ -109,6 +114,12 @@ impl Redactor {
         }
     }
 
+    /// Returns a text without secrets.
+    #[cfg(feature = "otel")]
+    pub(crate) fn text(&self, text: &str) -> String {
+        self.redacted_text(text.to_owned(), false)
+    }
+
     fn redacted_text(&self, mut text: String, keeps_words: bool) -> String {
         for (secret, replacement) in &self.replacements {
             if text.contains(secret) && !(keeps_words && text == *secret) {
@@ -117,6 +128,17 @@ impl Redactor {
         }
         text
     }
+}
+
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// Returns whether a variable of this name holds a secret.
+fn is_secret(name: &str) -> bool {
+    let upper = name.to_uppercase();
+    SECRET_ENDINGS.iter().any(|ending| upper.ends_with(ending))
 }
 
 /// Returns a text as it appears between the quotes of a JSON string.

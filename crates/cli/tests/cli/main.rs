@@ -16,6 +16,7 @@ mod demo_report;
 mod docs;
 mod doctor;
 mod exec;
+mod exports;
 mod failures;
 mod files;
 mod going_on;

@@ -42,6 +42,12 @@ impl TestEnv {
         }
     }
 
+    /// Sets another build of the program.
+    pub(crate) fn with_program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
+        self
+    }
+
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.directory.path().join(path)
     }

@@ -92,6 +92,7 @@ impl PreparedDemo {
             retention: None,
             result_as_json: false,
             replay: None,
+            telemetry: None,
             verbose: false,
         };
         task.perform(session, &mut display, None, &cancellation)

@@ -1,0 +1,60 @@
+//! The HTTP client of the exporter's thread.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use opentelemetry_http::{HttpClient, HttpError};
+use reqwest::redirect;
+use tokio::runtime::Runtime;
+
+/// Time limit of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum size of an answer, which is a few numbers or a message.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// A client with a runtime of its own: the exporter's thread has none, and blocks for each request.
+#[derive(Debug)]
+pub(crate) struct BlockingClient {
+    client: reqwest::Client,
+    runtime: Runtime,
+}
+
+impl BlockingClient {
+    pub(crate) fn new() -> Result<Self, Box<dyn std::error::Error>> {
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(cantle_tls::TlsOptions::new().build()?)
+            // The headers of the collector may be keys.
+            .redirect(redirect::Policy::none())
+            .timeout(REQUEST_TIMEOUT)
+            .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        Ok(Self { client, runtime })
+    }
+
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let mut answer = self.client.execute(request.try_into()?).await?;
+        let (status, headers) = (answer.status(), std::mem::take(answer.headers_mut()));
+        let mut body = BytesMut::new();
+        while let Some(chunk) = answer.chunk().await? {
+            if body.len() + chunk.len() > MAX_ANSWER_BYTES {
+                return Err("the collector's answer is too long".into());
+            }
+            body.extend_from_slice(&chunk);
+        }
+        let mut response = Response::new(body.freeze());
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        Ok(response)
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpClient for BlockingClient {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        self.runtime.block_on(self.send(request))
+    }
+}

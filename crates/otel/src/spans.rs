@@ -1,0 +1,367 @@
+//! Spans from the events of a run.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use cantle_core::event::{Event, EventKind};
+use cantle_core::ids::RunId;
+use cantle_core::usage::TokenUsage;
+use opentelemetry::trace::{
+    Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _,
+};
+use opentelemetry::{Context, KeyValue, Value};
+use opentelemetry_sdk::trace::{SdkTracer, Span};
+use serde_json::json;
+
+use crate::exporter::Counts;
+
+/// Maximum size of a text in an attribute, in bytes.
+const MAX_TEXT_BYTES: usize = 16 << 10;
+
+/// Maximum number of runs, and of tool calls of a run, with open spans. Others have none.
+const MAX_OPEN: usize = 10_000;
+
+/// Lets a text of a run pass into a span, without what must not leave.
+pub type ContentFilter = Box<dyn Fn(&str) -> String + Send + Sync>;
+
+/// Makes spans from the events of a run and its sub-agents: `invoke_agent` for each run, and in it `chat` for each
+/// answer of the model and `execute_tool` for each tool call.
+pub struct RunSpans {
+    tracer: SdkTracer,
+    counts: Arc<Counts>,
+    provider: Option<String>,
+    content: Option<ContentFilter>,
+    runs: HashMap<RunId, OpenRun>,
+}
+
+/// A run that has not ended.
+struct OpenRun {
+    span: Span,
+    model: String,
+    /// Tool calls that have started, by id, with the number of the call: the latest one started a sub-agent.
+    calls: HashMap<String, (u64, Span)>,
+    next_call: u64,
+}
+
+impl fmt::Debug for RunSpans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunSpans").finish_non_exhaustive()
+    }
+}
+
+impl RunSpans {
+    pub(crate) fn new(
+        tracer: SdkTracer,
+        counts: Arc<Counts>,
+        provider: Option<String>,
+        content: Option<ContentFilter>,
+    ) -> Self {
+        Self {
+            tracer,
+            counts,
+            provider,
+            content,
+            runs: HashMap::new(),
+        }
+    }
+
+    /// Starts and ends the spans of an event. Never blocks.
+    pub fn record(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::RunStarted { .. } => self.run_started(event),
+            EventKind::RunFinished { .. } => self.run_finished(event),
+            EventKind::ModelAnswered { .. } => self.model_answered(event),
+            EventKind::ModelRetry { attempt, usage, .. } => {
+                let mut attributes = vec![number("cantle.attempt", (*attempt).into())];
+                attributes.extend(usage_attributes(usage));
+                self.note(event, "cantle.attempt_failed", attributes);
+            }
+            EventKind::HistorySummarized {
+                replaced, usage, ..
+            } => {
+                let mut attributes = vec![number("cantle.replaced_messages", *replaced as u64)];
+                attributes.extend(usage_attributes(usage));
+                self.note(event, "cantle.history_summarized", attributes);
+            }
+            EventKind::TurnDropped { turn } => {
+                let turn = number("cantle.turn", (*turn).into());
+                self.note(event, "cantle.turn_dropped", vec![turn]);
+            }
+            EventKind::ToolStarted {
+                call_id,
+                tool,
+                arguments,
+            } => self.tool_started(event, call_id, tool, arguments),
+            EventKind::ToolFinished { .. } => self.tool_finished(event),
+            _ => {}
+        }
+    }
+
+    fn run_started(&mut self, event: &Event) {
+        let EventKind::RunStarted {
+            agent, model, task, ..
+        } = &event.kind
+        else {
+            return;
+        };
+        if self.runs.len() >= MAX_OPEN {
+            return;
+        }
+        let mut attributes = self.operation("invoke_agent", Some(model));
+        attributes.extend([
+            text("gen_ai.agent.name", agent),
+            text("gen_ai.conversation.id", &event.run.to_string()),
+            number("cantle.depth", event.depth.into()),
+        ]);
+        let message = || json!([{"role": "user", "parts": [{"type": "text", "content": task}]}]);
+        attributes.extend(self.content("gen_ai.input.messages", || message().to_string()));
+        let parent = event.parent.and_then(|parent| self.runs.get(&parent));
+        let parent = parent.map(OpenRun::context_of_sub_agent);
+        let name = format!("invoke_agent {agent}");
+        let span = self.start(name, SpanKind::Internal, event.time, attributes, parent);
+        let run = OpenRun {
+            span,
+            model: model.clone(),
+            calls: HashMap::new(),
+            next_call: 0,
+        };
+        self.runs.insert(event.run, run);
+    }
+
+    fn run_finished(&mut self, event: &Event) {
+        let EventKind::RunFinished {
+            status,
+            finish,
+            error,
+            turns,
+            ledger,
+            ..
+        } = &event.kind
+        else {
+            return;
+        };
+        let Some(mut run) = self.runs.remove(&event.run) else {
+            return;
+        };
+        for (_, span) in run.calls.into_values() {
+            self.end(span, event.time, Some("interrupted"));
+        }
+        let usage = ledger.reported_usage() + ledger.estimated_usage();
+        run.span.set_attributes(usage_attributes(&usage));
+        run.span.set_attributes(cost(ledger.cost_usd()));
+        let status = serde_json::to_value(status).unwrap_or_default();
+        let status = status.as_str().unwrap_or_default().to_owned();
+        run.span.set_attributes([
+            text("cantle.status", &status),
+            number("cantle.turns", (*turns).into()),
+        ]);
+        if let Some(finish) = finish {
+            let answer = finish
+                .params
+                .get("reason")
+                .and_then(|reason| reason.as_str());
+            let answer = answer.map_or_else(|| finish.params.to_string(), str::to_owned);
+            let answer = output_message(&answer);
+            let answer = self.content("gen_ai.output.messages", || answer);
+            run.span.set_attributes(answer);
+        }
+        self.end(run.span, event.time, error.is_some().then_some(&*status));
+    }
+
+    fn model_answered(&mut self, event: &Event) {
+        let EventKind::ModelAnswered {
+            turn,
+            text: answer,
+            tool_calls,
+            usage,
+            usage_estimated,
+            cost_usd,
+            duration,
+            ..
+        } = &event.kind
+        else {
+            return;
+        };
+        let Some(run) = self.runs.get(&event.run) else {
+            return;
+        };
+        let mut attributes = self.operation("chat", Some(&run.model));
+        attributes.extend(usage_attributes(usage));
+        attributes.extend(cost(*cost_usd));
+        attributes.extend([
+            number("cantle.turn", (*turn).into()),
+            number("cantle.tool_calls", *tool_calls as u64),
+        ]);
+        if *usage_estimated {
+            attributes.push(KeyValue::new("cantle.usage_estimated", true));
+        }
+        let message = || output_message(answer);
+        attributes.extend(self.content("gen_ai.output.messages", message));
+        let started = event.time.checked_sub(*duration).unwrap_or(event.time);
+        let name = format!("chat {}", run.model);
+        let context = Some(run.span.span_context().clone());
+        let span = self.start(name, SpanKind::Client, started, attributes, context);
+        self.end(span, event.time, None);
+    }
+
+    fn tool_started(
+        &mut self,
+        event: &Event,
+        call_id: &str,
+        tool: &str,
+        arguments: &serde_json::Value,
+    ) {
+        let Some(run) = self.runs.get(&event.run) else {
+            return;
+        };
+        if run.calls.len() >= MAX_OPEN {
+            return;
+        }
+        let mut attributes = self.operation("execute_tool", None);
+        attributes.extend([
+            text("gen_ai.tool.name", tool),
+            text("gen_ai.tool.call.id", call_id),
+            text("gen_ai.tool.type", "function"),
+        ]);
+        let arguments = || arguments.to_string();
+        attributes.extend(self.content("gen_ai.tool.call.arguments", arguments));
+        let (name, context) = (
+            format!("execute_tool {tool}"),
+            run.span.span_context().clone(),
+        );
+        let internal = SpanKind::Internal;
+        let span = self.start(name, internal, event.time, attributes, Some(context));
+        if let Some(run) = self.runs.get_mut(&event.run) {
+            run.calls.insert(call_id.to_owned(), (run.next_call, span));
+            run.next_call += 1;
+        }
+    }
+
+    fn tool_finished(&mut self, event: &Event) {
+        let EventKind::ToolFinished {
+            call_id,
+            tool,
+            result,
+            success,
+            arguments,
+            ..
+        } = &event.kind
+        else {
+            return;
+        };
+        if let Some(arguments) = arguments {
+            // It was answered without having started.
+            self.tool_started(event, call_id, tool, arguments);
+        }
+        let run = self.runs.get_mut(&event.run);
+        let Some((_, mut span)) = run.and_then(|run| run.calls.remove(call_id)) else {
+            return;
+        };
+        let result = self.content("gen_ai.tool.call.result", || result.clone());
+        span.set_attributes(result);
+        self.end(span, event.time, (!success).then_some("tool_error"));
+    }
+
+    /// Adds an event to the span of a run.
+    fn note(&mut self, event: &Event, name: &'static str, attributes: Vec<KeyValue>) {
+        if let Some(run) = self.runs.get_mut(&event.run) {
+            run.span
+                .add_event_with_timestamp(name, event.time, attributes);
+        }
+    }
+
+    fn operation(&self, name: &'static str, model: Option<&str>) -> Vec<KeyValue> {
+        let mut attributes = vec![KeyValue::new("gen_ai.operation.name", name)];
+        if let Some(model) = model {
+            attributes.push(text("gen_ai.request.model", model));
+            let provider = self.provider.as_deref();
+            attributes.extend(provider.map(|name| text("gen_ai.provider.name", name)));
+        }
+        attributes
+    }
+
+    /// Returns an attribute with content, if the caller wants it.
+    fn content(&self, key: &'static str, value: impl FnOnce() -> String) -> Option<KeyValue> {
+        let filter = self.content.as_ref()?;
+        Some(text(key, &filter(&value())))
+    }
+
+    fn start(
+        &self,
+        name: String,
+        kind: SpanKind,
+        time: SystemTime,
+        attributes: Vec<KeyValue>,
+        parent: Option<SpanContext>,
+    ) -> Span {
+        let context = match parent {
+            Some(parent) => Context::new().with_remote_span_context(parent),
+            None => Context::new(),
+        };
+        let builder = SpanBuilder::from_name(name)
+            .with_kind(kind)
+            .with_start_time(time)
+            .with_attributes(attributes);
+        self.tracer.build_with_context(builder, &context)
+    }
+
+    fn end(&self, mut span: Span, time: SystemTime, error: Option<&str>) {
+        if let Some(error) = error {
+            span.set_attribute(text("error.type", error));
+            span.set_status(Status::error(error.to_owned()));
+        }
+        self.counts.ended.fetch_add(1, Ordering::Relaxed);
+        span.end_with_timestamp(time);
+    }
+}
+
+impl OpenRun {
+    fn context_of_sub_agent(&self) -> SpanContext {
+        let latest = self.calls.values().max_by_key(|(number, _)| *number);
+        let span = latest.map_or(&self.span, |(_, span)| span);
+        span.span_context().clone()
+    }
+}
+
+fn output_message(text: &str) -> String {
+    let parts = json!([{"type": "text", "content": text}]);
+    json!([{"role": "assistant", "parts": parts}]).to_string()
+}
+
+fn usage_attributes(usage: &TokenUsage) -> Vec<KeyValue> {
+    let mut attributes = vec![
+        number("gen_ai.usage.input_tokens", usage.input_total()),
+        number("gen_ai.usage.output_tokens", usage.output_total()),
+    ];
+    let details = [
+        ("gen_ai.usage.cache_read.input_tokens", usage.cache_read),
+        (
+            "gen_ai.usage.cache_creation.input_tokens",
+            usage.cache_write,
+        ),
+        ("gen_ai.usage.reasoning.output_tokens", usage.reasoning),
+    ];
+    let known = details.into_iter().filter(|(_, tokens)| *tokens > 0);
+    attributes.extend(known.map(|(name, tokens)| number(name, tokens)));
+    attributes
+}
+
+fn cost(cost_usd: Option<f64>) -> Option<KeyValue> {
+    cost_usd.map(|cost| KeyValue::new("cantle.cost_usd", cost))
+}
+
+fn number(key: &'static str, value: u64) -> KeyValue {
+    KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+fn text(key: &'static str, value: &str) -> KeyValue {
+    let cut = value.floor_char_boundary(MAX_TEXT_BYTES);
+    let mut shown = value.get(..cut).unwrap_or_default().to_owned();
+    if cut < value.len() {
+        shown.push('…');
+    }
+    KeyValue::new(key, Value::from(shown))
+}
