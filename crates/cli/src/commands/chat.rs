@@ -148,7 +148,7 @@ impl Chat {
                     () = interrupts.next() => Next::Leave,
                 },
                 Next::Send(message) => {
-                    if self.send(&message, &mut interrupts).await? {
+                    if Box::pin(self.send(&message, &mut interrupts)).await? {
                         Next::Read
                     } else {
                         return Ok(Code::Cancelled as u8);

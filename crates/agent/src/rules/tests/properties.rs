@@ -277,7 +277,7 @@ proptest! {
         let machine = play(&moves, &picks).machine;
         let first = machine.messages().first().map(|message| (**message).clone());
         prop_assert_eq!(first, Some(Message::user("the task")));
-        let summaries = machine.messages().iter().filter(|it| summary::is_summary(it)).count();
+        let summaries = machine.messages().iter().filter(|it| is_summary(it)).count();
         prop_assert_eq!(summaries, usize::from(!machine.replaced().is_empty()));
     }
 
