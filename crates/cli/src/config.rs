@@ -36,6 +36,35 @@ pub(crate) enum ModelSource {
     Recording(PathBuf),
 }
 
+impl ModelSource {
+    /// Returns advice for the case that the provider refuses the key.
+    pub(crate) fn key_advice(&self) -> Option<String> {
+        let Self::Endpoint(_, endpoint) = self else {
+            return None;
+        };
+        Some(match &endpoint.key {
+            Some(key) => format!("The key was read from {}.", key.variable),
+            None => {
+                let variables = endpoint.key_variables.join(" or ");
+                format!("Set {variables} in the environment.")
+            }
+        })
+    }
+
+    /// Returns a warning that a key is not sent.
+    pub(crate) fn withheld_key_remark(&self) -> Option<String> {
+        let Self::Endpoint(_, endpoint) = self else {
+            return None;
+        };
+        let variable = endpoint.withheld?;
+        let base_url = &endpoint.base_url;
+        Some(format!(
+            "{variable} is not sent to {base_url}, because only the cantle.toml of this directory names that \
+             address. If it is meant to get the key, pass --base-url or set CANTLE_BASE_URL"
+        ))
+    }
+}
+
 impl RunConfig {
     /// Returns the configuration of a new run.
     ///

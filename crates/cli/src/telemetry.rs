@@ -3,7 +3,7 @@
 #[cfg(feature = "otel")]
 pub(crate) use enabled::RunTelemetry;
 #[cfg(not(feature = "otel"))]
-pub(crate) use missing::RunTelemetry;
+pub(crate) use missing::NoTelemetry as RunTelemetry;
 
 #[cfg(feature = "otel")]
 mod enabled {
@@ -92,18 +92,18 @@ mod missing {
 
     /// The exporter of a session's runs, which this build lacks.
     #[derive(Debug)]
-    pub(crate) enum RunTelemetry {}
+    pub(crate) enum NoTelemetry {}
 
     /// The maker of spans, which this build lacks.
-    pub(crate) enum RunSpans {}
+    pub(crate) enum NoSpans {}
 
-    impl RunSpans {
+    impl NoSpans {
         pub(crate) fn record(&mut self, _: &Event) {
             match *self {}
         }
     }
 
-    impl RunTelemetry {
+    impl NoTelemetry {
         pub(crate) fn new(
             url: Option<&str>,
             _: &ModelSource,
@@ -118,7 +118,7 @@ mod missing {
             Ok(None)
         }
 
-        pub(crate) fn spans(&self) -> RunSpans {
+        pub(crate) fn spans(&self) -> NoSpans {
             match *self {}
         }
 

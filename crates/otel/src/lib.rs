@@ -41,7 +41,7 @@ pub struct Telemetry {
 #[error("failed to prepare the export of spans: {0}")]
 pub struct TelemetryError(String);
 
-/// What became of the spans of a [`Telemetry`].
+/// Numbers of exported and lost spans of a [`Telemetry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportReport {

@@ -1,4 +1,8 @@
 //! Spans as a collector receives them.
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions only, not their helpers"
+)]
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

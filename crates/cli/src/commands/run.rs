@@ -313,7 +313,7 @@ impl Definition<'_> {
             in_place.add_to(&mut config.policy, backend).usage()?;
         }
         let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
-        remarks.extend(withheld_key_remark(model));
+        remarks.extend(model.withheld_key_remark());
         let is_resumable = match &start {
             Start::New(options) => options.store.is_some(),
             Start::Resume { .. } => true,
@@ -410,7 +410,7 @@ impl Definition<'_> {
                 output_dir,
                 workdir,
                 in_place,
-                key_advice: key_advice(model),
+                key_advice: model.key_advice(),
                 is_resumable,
                 retention,
                 result_as_json,
@@ -557,33 +557,6 @@ fn budget(args: &RunArgs) -> Budget {
     budget.time = args.budget_time;
     budget.tool_calls = args.budget_calls;
     budget
-}
-
-/// Returns advice for the case that the provider refuses the key.
-fn key_advice(model: &ModelSource) -> Option<String> {
-    let ModelSource::Endpoint(_, endpoint) = model else {
-        return None;
-    };
-    Some(match &endpoint.key {
-        Some(key) => format!("The key was read from {}.", key.variable),
-        None => {
-            let variables = endpoint.key_variables.join(" or ");
-            format!("Set {variables} in the environment.")
-        }
-    })
-}
-
-/// Returns a warning that a key is not sent.
-fn withheld_key_remark(model: &ModelSource) -> Option<String> {
-    let ModelSource::Endpoint(_, endpoint) = model else {
-        return None;
-    };
-    let variable = endpoint.withheld?;
-    let base_url = &endpoint.base_url;
-    Some(format!(
-        "{variable} is not sent to {base_url}, because only the cantle.toml of this directory names that \
-         address. If it is meant to get the key, pass --base-url or set CANTLE_BASE_URL"
-    ))
 }
 
 fn read_schema(path: &Path) -> anyhow::Result<Value> {

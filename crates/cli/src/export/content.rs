@@ -1,4 +1,4 @@
-//! What the JSON exports have in common: contents, reasoning, arguments, tools and times.
+//! The common parts of the JSON exports: contents, reasoning, arguments, tools and times.
 
 use std::time::SystemTime;
 
