@@ -98,6 +98,20 @@ impl EarlierRun {
         args
     }
 
+    /// Completes what a run that was killed could not do: to rename what it left in the directory that it changed
+    /// itself. Returns a remark about it. Blocks.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub(crate) fn set_aside(&self) -> anyhow::Result<Option<String>> {
+        let was_killed = self.run.status == KeptStatus::Interrupted;
+        let Some(in_place) = self.saved.in_place.as_ref().filter(|_| was_killed) else {
+            return Ok(None);
+        };
+        let lines = in_place.set_aside(self.saved.output_dir.as_deref())?;
+        Ok((!lines.is_empty()).then(|| lines.trim_end().to_owned()))
+    }
+
     /// Adds the conversation and the files to the options of a session. Returns a remark for the user, and the
     /// directory of the files that are inputs now. Blocks.
     ///

@@ -17,17 +17,28 @@ use cantle::core::policy::{Policy, PolicyField, Strictness};
 use cantle::core::sandbox::{EnforcedBy, Sandbox, SandboxExt as _, SpawnRequest, reserved_name};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
 use serde::{Deserialize, Serialize};
+use walkdir::WalkDir;
 
 use crate::args::WorkdirArgs;
 use crate::backend::BackendArg;
+use crate::output_dir::OutputDir;
 use crate::working_copy::project_directory;
 
 /// Maximum number of files that are read-only or hidden.
 const MAX_PROTECTED: usize = 2000;
 /// Maximum number of names in a message.
 const MAX_NAMED: usize = 5;
-/// Attempts to find a free name.
-const MAX_NAMES: u32 = 1000;
+/// Attempts to find a free name, before one that commands can't have guessed.
+const MAX_NAMES: u32 = 5;
+/// Maximum number of lines about renamed files.
+const MAX_LINES: usize = 50;
+/// The default directory of results, and the names that Cantle itself writes in the directory of a result.
+const RESULTS: &str = "cantle-out";
+const RESULT_NAMES: [&str; 3] = [
+    "cantle-result.json",
+    "cantle-history.json",
+    "cantle-unfinished",
+];
 
 /// A directory that a run changes itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,7 +47,7 @@ pub(crate) struct InPlace {
     /// Entries that commands can't change, relative to it.
     read_only: BTreeMap<PathBuf, EntryIdentity>,
     /// Files that commands can't read.
-    hidden: Vec<PathBuf>,
+    hidden: BTreeMap<PathBuf, EntryIdentity>,
 }
 
 /// Tells an entry from another of the same name.
@@ -71,7 +82,11 @@ impl InPlace {
             return Ok(None);
         };
         let directory = project_directory(directory)?;
-        let (read_only, hidden) = protected(&directory, include_secrets)?;
+        let read_only = Reserved::find(&directory, &[]).entries;
+        let hidden = match include_secrets {
+            true => BTreeMap::new(),
+            false => secrets(&directory, &read_only)?,
+        };
         if read_only.len() + hidden.len() > MAX_PROTECTED {
             bail!(
                 "{} has more than {MAX_PROTECTED} files to protect from commands, such as .git and .env: work on a copy, \
@@ -84,6 +99,66 @@ impl InPlace {
             read_only,
             hidden,
         }))
+    }
+
+    /// Makes the directory of results read-only for commands if it is in this one: they could replace it by a link to
+    /// another place, where files that they name would be saved.
+    ///
+    /// # Errors
+    /// If that does not suffice, because commands could replace a directory above it, or it can't be created.
+    pub(crate) fn protect_results(&mut self, output_dir: Option<&OutputDir>) -> anyhow::Result<()> {
+        let Some(path) = self.results(output_dir)? else {
+            return Ok(());
+        };
+        let created = self.directory.join(&path);
+        if !created.is_dir() {
+            fs::create_dir(&created).with_context(|| created.display().to_string())?;
+        }
+        let identity = EntryIdentity::of(&created)?;
+        self.read_only.insert(path, identity);
+        Ok(())
+    }
+
+    /// Checks that the directory of results of a resumed run is protected.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub(crate) fn check_results(&self, output_dir: Option<&OutputDir>) -> anyhow::Result<()> {
+        match self.results(output_dir)? {
+            Some(path) if !self.read_only.contains_key(&path) => {
+                bail!(
+                    "--output-dir must stay the same for a resumed run with --in-place, or be outside of its directory"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the path of the directory of results, if it is in this one.
+    fn results(&self, output_dir: Option<&OutputDir>) -> anyhow::Result<Option<PathBuf>> {
+        let Some(OutputDir::Given(path) | OutputDir::PerRun(path)) = output_dir else {
+            return Ok(None);
+        };
+        // It may not exist yet.
+        let absolute = std::path::absolute(path)?;
+        let mut above = absolute.ancestors();
+        let real = above.find_map(|existing| {
+            let rest = absolute.strip_prefix(existing).ok()?;
+            Some(existing.canonicalize().ok()?.join(rest))
+        });
+        let real = real.with_context(|| path.display().to_string())?;
+        let Ok(inside) = real.strip_prefix(&self.directory) else {
+            return Ok(None);
+        };
+        if inside.components().count() != 1 {
+            bail!(
+                "{} is no place for results with --in-place, because commands could replace it: name an --output-dir \
+                 outside of {}, or one directly in it",
+                path.display(),
+                self.directory.display()
+            );
+        }
+        Ok(Some(inside.to_owned()))
     }
 
     /// Allows commands to change the directory, all but what is protected.
@@ -120,7 +195,7 @@ impl InPlace {
             found.is_ok_and(|found| found.starts_with(&self.directory))
         };
         read.paths.extend(found.filter(is_inside));
-        policy.hidden_paths.extend(self.hidden.iter().map(absolute));
+        policy.hidden_paths.extend(self.hidden.keys().map(absolute));
         Ok(())
     }
 
@@ -131,7 +206,7 @@ impl InPlace {
             "Commands change {directory} itself: there is no diff to decide on, and no limit of disk space."
         );
         let read_only: Vec<_> = self.read_only.keys().collect();
-        let hidden: Vec<_> = self.hidden.iter().collect();
+        let hidden: Vec<_> = self.hidden.keys().collect();
         for (what, paths) in [
             ("Read-only", read_only),
             ("Hidden (--include-secrets)", hidden),
@@ -164,64 +239,128 @@ impl InPlace {
         Ok(())
     }
 
-    /// Renames files that are new and that other programs run or obey. Returns lines about them. Blocks.
+    /// Renames files that are new and that other programs run or obey, but for those that Cantle writes in the output
+    /// directory. Returns lines about them. Blocks.
     ///
     /// # Errors
     /// If the directory can't be read.
-    pub(crate) fn set_aside(&self) -> anyhow::Result<String> {
-        let (now, _) = protected(&self.directory, true)?;
+    pub(crate) fn set_aside(&self, output_dir: Option<&Path>) -> anyhow::Result<String> {
+        let output_dir = output_dir.and_then(|path| path.canonicalize().ok());
+        let output_dir =
+            output_dir.and_then(|path| Some(path.strip_prefix(&self.directory).ok()?.to_owned()));
+        let now = Reserved::find(&self.directory, output_dir.as_slice());
         let root = File::open(&self.directory)?;
-        let mut lines = String::new();
-        for (path, identity) in now {
+        let mut lines = Vec::new();
+        for (path, identity) in now.entries {
             let is_known = match identity {
-                EntryIdentity::Link(_) => self.read_only.get(&path) == Some(&identity),
+                EntryIdentity::Link(_) => self.known().any(|it| it == (&path, &identity)),
                 // A directory above it may have been renamed.
-                EntryIdentity::Inode { .. } => self.read_only.values().any(|it| *it == identity),
+                EntryIdentity::Inode { .. } => self.known().any(|(_, it)| *it == identity),
             };
-            if is_known || self.hidden.contains(&path) {
+            if is_known {
                 continue;
             }
             let shown = display(&path.to_string_lossy());
             match rename(&root, &path) {
                 Ok(name) => {
-                    lines += &format!(
+                    lines.push(format!(
                         "Renamed: {shown} is new, and other programs run or obey files of that name; it is {} now\n",
                         display(&name)
-                    );
+                    ));
                 }
                 Err(error) => {
-                    lines += &format!(
+                    lines.push(format!(
                         "{shown} is new, other programs may run or obey it, and it can't be renamed: {error}\n"
-                    );
+                    ));
                 }
             }
         }
-        Ok(lines)
+        for path in now.unreadable {
+            let shown = display(&path.to_string_lossy());
+            lines.push(format!(
+                "{shown} can't be read: new files that other programs run or obey may be in it\n"
+            ));
+        }
+        let more = lines.len().saturating_sub(MAX_LINES);
+        lines.truncate(MAX_LINES);
+        if more > 0 {
+            lines.push(format!("… and {more} more like these\n"));
+        }
+        Ok(lines.concat())
+    }
+
+    /// Iterates over what was there before the run.
+    fn known(&self) -> impl Iterator<Item = (&PathBuf, &EntryIdentity)> {
+        self.read_only.iter().chain(&self.hidden)
     }
 }
 
-/// Entries with reserved names, and files that look like secrets.
-type Protected = (BTreeMap<PathBuf, EntryIdentity>, Vec<PathBuf>);
+/// Entries of a directory with reserved names, by their paths relative to it.
+#[derive(Default)]
+struct Reserved {
+    entries: BTreeMap<PathBuf, EntryIdentity>,
+    /// Directories that can't be read.
+    unreadable: Vec<PathBuf>,
+}
 
-/// Returns what commands must not change, and what they must not read, relative to a directory.
-fn protected(directory: &Path, include_secrets: bool) -> anyhow::Result<Protected> {
-    let mut options = InputOptions::default();
-    (options.include_ignored, options.include_secrets) = (true, include_secrets);
-    let entries = options.entries(directory)?;
-    let mut read_only = BTreeMap::new();
-    for (path, _) in entries.paths {
-        let text = path.to_string_lossy();
-        let (parent, name) = text.rsplit_once('/').unwrap_or(("", &text));
-        if reserved_name(name).is_none() || reserved_name(parent).is_some() {
-            continue;
+impl Reserved {
+    /// Looks everywhere in the directory, ignored or not. What Cantle writes in a directory of results is passed over.
+    fn find(directory: &Path, results: &[PathBuf]) -> Self {
+        let mut found = Self::default();
+        let mut walk = WalkDir::new(directory).min_depth(1).into_iter();
+        while let Some(entry) = walk.next() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    let path = error.path().and_then(|it| it.strip_prefix(directory).ok());
+                    found.unreadable.extend(path.map(Path::to_owned));
+                    continue;
+                }
+            };
+            let name = entry.file_name().to_string_lossy();
+            let Ok(path) = entry.path().strip_prefix(directory) else {
+                continue;
+            };
+            if reserved_name(&name).is_none() || is_result(path, &name, results) {
+                continue;
+            }
+            if let Ok(identity) = EntryIdentity::of(entry.path()) {
+                found.entries.insert(path.to_owned(), identity);
+            }
+            if entry.file_type().is_dir() {
+                walk.skip_current_dir();
+            }
         }
-        if let Ok(identity) = EntryIdentity::of(&directory.join(&path)) {
-            read_only.insert(path, identity);
-        }
+        found
     }
-    let is_visible = |path: &PathBuf| !read_only.keys().any(|above| path.starts_with(above));
-    let hidden = entries.secrets.into_iter().filter(is_visible).collect();
-    Ok((read_only, hidden))
+}
+
+/// Returns whether Cantle writes a file of this name there: in `cantle-out/RUN`, or in one of `results`.
+fn is_result(path: &Path, name: &str, results: &[PathBuf]) -> bool {
+    let Some(parent) = path.parent().filter(|_| RESULT_NAMES.contains(&name)) else {
+        return false;
+    };
+    let above = parent.parent().and_then(Path::file_name);
+    above.is_some_and(|above| above == RESULTS) || results.iter().any(|it| it == parent)
+}
+
+/// Returns files that look like secrets, relative to a directory, but for those below reserved names.
+///
+/// # Errors
+/// If the directory can't be read.
+fn secrets(
+    directory: &Path,
+    reserved: &BTreeMap<PathBuf, EntryIdentity>,
+) -> anyhow::Result<BTreeMap<PathBuf, EntryIdentity>> {
+    let mut options = InputOptions::default();
+    options.include_ignored = true;
+    let found = options.entries(directory)?.secrets.into_iter();
+    let found = found.filter(|path| !reserved.keys().any(|above| path.starts_with(above)));
+    let identified = found.filter_map(|path| {
+        let identity = EntryIdentity::of(&directory.join(&path)).ok()?;
+        Some((path, identity))
+    });
+    Ok(identified.collect())
 }
 
 /// Renames an entry of a directory, whatever links processes may make meanwhile. Returns its new name.
@@ -234,10 +373,12 @@ fn rename(root: &File, path: &Path) -> anyhow::Result<String> {
         _ => Path::new("."),
     };
     let parent = openat2(root, parent, flags, Mode::empty(), resolve)?;
-    for number in 0..MAX_NAMES {
+    for number in 0..=MAX_NAMES {
         let mut new = format!("from-run-{}", name.to_string_lossy());
-        if number > 0 {
-            new += &format!(".{number}");
+        match number {
+            0 => {}
+            MAX_NAMES => new += &format!(".{:016x}", getrandom::u64()?),
+            _ => new += &format!(".{number}"),
         }
         match renameat_with(&parent, name, &parent, &new, RenameFlags::NOREPLACE) {
             Err(rustix::io::Errno::EXIST) => {}

@@ -274,6 +274,8 @@ impl Task {
         } = ended;
         let is_complete = outcome.error.is_none();
         let result = self.answer(&outcome);
+        // Before anything that can fail.
+        let set_aside = self.set_aside(Some(outcome.run)).internal()?;
         if let Err(error) = display.close(&summary, result.as_deref()).await {
             let error = anyhow::Error::new(error).context("failed to write the result");
             return Err(Failure::new(Code::Internal, error));
@@ -291,11 +293,24 @@ impl Task {
                 code = Code::Limit;
             }
         }
-        if let Some(in_place) = &self.in_place {
-            let lines = in_place.set_aside().internal()?;
-            display.closing_lines(&lines, !lines.is_empty()).await;
-        }
+        display
+            .closing_lines(&set_aside, !set_aside.is_empty())
+            .await;
         Ok(code as u8)
+    }
+
+    /// Renames what commands have left in the directory that they changed itself and that other programs obey. Returns
+    /// lines about it. Blocks.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub(crate) fn set_aside(&self, run: Option<RunId>) -> anyhow::Result<String> {
+        let Some(in_place) = &self.in_place else {
+            return Ok(String::new());
+        };
+        let output_dir = self.output_dir.as_ref().zip(run);
+        let output_dir = output_dir.map(|(directory, run)| directory.of(run));
+        in_place.set_aside(output_dir.as_deref())
     }
 
     /// Returns what to do about a failure, in terms of the command line.

@@ -327,6 +327,11 @@ impl Chat {
         if let Err(error) = closed.await {
             let _ = print(format!("cantle: {}\n", clean(&error.to_string())));
         }
+        // Processes that outlived the latest message could make more until now.
+        let lines = open.task.set_aside(self.runs.last().copied());
+        let lines =
+            lines.unwrap_or_else(|error| format!("cantle: {}\n", clean(&format!("{error:#}"))));
+        let _ = print(lines);
         let mut display = Display::new(self.args.display);
         open.task.close_telemetry(&mut display).await;
     }

@@ -161,8 +161,12 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
     let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
-    let in_place = InPlace::find(&args.workdir, args.inputs.include_secrets).usage()?;
-    if let Some(in_place) = &in_place {
+    if let Some(earlier) = &earlier {
+        remarks.extend(earlier.set_aside().usage()?);
+    }
+    let mut in_place = InPlace::find(&args.workdir, args.inputs.include_secrets).usage()?;
+    if let Some(in_place) = &mut in_place {
+        in_place.protect_results(output_dir.as_ref()).usage()?;
         let directory = in_place.directory.display().to_string();
         options.user_directory = Some(UserDirectory::InPlace(directory));
         remarks.push(in_place.remark());
@@ -252,6 +256,9 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     options.outputs = output_options(args, options.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
     let in_place = saved.in_place.clone();
+    if let Some(in_place) = &in_place {
+        in_place.check_results(output_dir.as_ref()).usage()?;
+    }
     let copied = workdir.as_ref().map(|it| it.copy.origin.display());
     let changed = in_place.as_ref().map(|it| it.directory.display());
     options.user_directory = copied

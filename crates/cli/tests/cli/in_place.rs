@@ -121,3 +121,96 @@ async fn what_cant_be_protected_is_refused() {
     assert_eq!(home.code, Some(2), "{home:?}");
     assert!(server.requests().is_empty());
 }
+
+#[tokio::test]
+async fn results_go_nowhere_else() {
+    let changes = "mv out away; rm -rf out; ln -s ../outside out; ln -s ../outside out/x";
+    let call = format!("echo new > notes.txt; cd \"$REPO\"; {changes}; true");
+    let script = Script::new()
+        .turn(command(&call))
+        .turn(finish("Done.", &["notes.txt"]))
+        .repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let (_, env) = on_repository("true").await;
+    let repo = env.path("repo").display().to_string();
+    let env = env.with_server(&server.url());
+    let variable = format!("REPO={repo}");
+    let flags = ["--output-dir", "repo/out", "--env", &variable];
+    let exited = work(&env, &flags).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!(env.list("outside"), ["settings.json"]);
+    assert!(!env.path("repo/out").is_symlink() && !env.path("repo/away").exists());
+    assert!(
+        env.path("repo/out/cantle-result.json").exists(),
+        "{exited:?}"
+    );
+    let deeper = work(&env, &["--output-dir", "repo/src/out"]).await;
+    assert_eq!(deeper.code, Some(2), "{deeper:?}");
+    assert!(
+        deeper.stderr.contains("commands could replace it"),
+        "{deeper:?}"
+    );
+}
+
+#[tokio::test]
+async fn new_names_are_found_everywhere() {
+    let changes = "cd \"$REPO\"; mkdir -p cantle-out/a/.git src/cantle-out/.vscode; echo x > cantle-out/b; \
+                   mv conf moved; mkdir conf; echo evil > conf/.env; \
+                   mkdir -p taken/.git; for n in '' .1 .2 .3 .4; do touch taken/from-run-.git$n; done; true";
+    let script = Script::new()
+        .turn(command(changes))
+        .turn(finish("Done.", &[]))
+        .repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let (_, env) = on_repository("true").await;
+    env.write("repo/conf/.env", "SECRET=2\n");
+    let env = env.with_server(&server.url());
+    let variable = format!("REPO={}", env.path("repo").display());
+    let exited = work(&env, &["--env", &variable]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        env.path("repo/cantle-out/a/from-run-.git").is_dir(),
+        "{exited:?}"
+    );
+    assert!(
+        env.path("repo/src/cantle-out/from-run-.vscode").is_dir(),
+        "{exited:?}"
+    );
+    assert_eq!(env.read("repo/moved/.env"), "SECRET=2\n");
+    let taken = env.list("repo/taken");
+    assert_eq!(taken.len(), 6, "{taken:?}");
+    assert!(!taken.contains(&".git".to_owned()), "{taken:?}");
+}
+
+#[tokio::test]
+async fn a_killed_run_is_tidied_by_the_one_that_goes_on() {
+    let call = "mkdir -p \"$REPO/made/.git\"; touch \"$REPO/ready\"; sleep 1000";
+    let script = Script::new()
+        .turn(command(call))
+        .turn(finish("Done.", &[]))
+        .repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let (_, env) = on_repository("true").await;
+    let env = env.with_server(&server.url());
+    let variable = format!("REPO={}", env.path("repo").display());
+    let args = [
+        "run",
+        "Work",
+        "--workdir",
+        "repo",
+        "--in-place",
+        "--env",
+        &variable,
+    ];
+    let mut child = env.command(args).spawn().unwrap();
+    env.appeared("repo/ready").await;
+    child.kill().await.unwrap();
+    let args = ["run", "Go on", "--continue", "last", "--env", &variable];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stderr.contains("Renamed: made/.git is new"),
+        "{exited:?}"
+    );
+    assert!(env.path("repo/made/from-run-.git").is_dir());
+}
