@@ -26,5 +26,6 @@ mod orders;
 mod output;
 mod paths;
 mod programs;
+mod starved;
 mod support;
 mod terminal;

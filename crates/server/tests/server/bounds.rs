@@ -9,6 +9,7 @@ use bytes::Bytes;
 use cantle_backends_local::LocalBackend;
 use cantle_core::policy::Policy;
 use cantle_server::{Server, ServerLimits};
+use cantle_testkit::lane;
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use http_body_util::{Full, StreamBody};
@@ -20,8 +21,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    DEADLINE, Sandbox, StreamEvent, TestResponse, TestServer, client, serve, serve_with,
-    shared_tempdir,
+    DEADLINE, Sandbox, StreamEvent, TestResponse, TestServer, client, sandbox_directories, serve,
+    serve_with, shared_tempdir,
 };
 
 /// A form that begins with `start` and never ends.
@@ -195,7 +196,10 @@ async fn one_key_leaves_connections_to_the_others() {
 /// Set for a child process of this test program that acts as the server; names its directory.
 const ROLE: &str = "CANTLE_TEST_SERVER_BOUNDS";
 
-/// The child process of the next test; does nothing when run as a test.
+/// The maximum of sandboxes of that server.
+const MANY: usize = 2000;
+
+/// The child process of the next tests; does nothing when run as a test.
 #[tokio::test]
 async fn bounds_child_process() {
     let Some(place) = std::env::var_os(ROLE).map(std::path::PathBuf::from) else {
@@ -204,7 +208,10 @@ async fn bounds_child_process() {
     let backend = LocalBackend::new()
         .in_directory(&place)
         .workspace_at("/home/user");
-    let server = Server::builder(Arc::new(backend));
+    let mut limits = ServerLimits::default();
+    limits.sandboxes = MANY;
+    limits.sandboxes_per_key = MANY;
+    let server = Server::builder(Arc::new(backend)).limits(limits);
     let server = server.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     println!("\nserving {}", server.address());
     server.serve(CancellationToken::new()).await.unwrap();
@@ -216,8 +223,8 @@ struct LimitedServer {
 }
 
 impl LimitedServer {
-    /// Starts a server that may open `files` files.
-    fn start(place: &tempfile::TempDir, files: u32) -> Self {
+    /// Starts a server that may open `files` files (an argument of `ulimit -n`).
+    fn start(place: &tempfile::TempDir, files: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut child = Command::new("/bin/sh")
             .arg("-c")
@@ -255,7 +262,7 @@ impl Drop for LimitedServer {
 #[tokio::test]
 async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
     let place = shared_tempdir();
-    let limited = LimitedServer::start(&place, 256);
+    let limited = LimitedServer::start(&place, "256");
     let server = &limited.client;
     let mut sandboxes = Vec::new();
     let before = limited.descriptors();
@@ -296,4 +303,48 @@ async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
         each <= 5,
         "{each} descriptors for a command and its connection"
     );
+}
+
+#[tokio::test]
+async fn nothing_fails_below_the_maximum_of_sandboxes() {
+    const AT_ONCE: usize = 16;
+    let many = lane::choose("most of 2,000 sandboxes", 60, MANY);
+    let place = shared_tempdir();
+    let limited = LimitedServer::start(&place, "$(ulimit -Hn)");
+    let server = &limited.client;
+    let before = limited.descriptors();
+    // Several users of one key, each with a sandbox after another.
+    let sandboxes: Vec<_> = stream::iter(0..many)
+        .map(|_| server.create_default())
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    if many == MANY {
+        let body = Some(json!({ "templateID": "base" }));
+        let refused = server.control(Method::POST, "/v2/sandboxes", body).await;
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    }
+    let ran: Vec<_> = stream::iter(&sandboxes)
+        .map(|sandbox| sandbox.run("echo $((6 * 7)) > file; cat file"))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    for (output, end) in ran {
+        assert_eq!(
+            (&*output, &end["exitCode"]),
+            ("42\n", &Value::Null),
+            "{end}"
+        );
+    }
+    let killed: Vec<_> = stream::iter(&sandboxes)
+        .map(Sandbox::kill)
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    assert_eq!(killed, vec![StatusCode::NO_CONTENT; many]);
+    let deadline = std::time::Instant::now() + DEADLINE;
+    while limited.descriptors() > before + 8 || sandbox_directories(&place) > 0 {
+        assert!(std::time::Instant::now() < deadline, "everything is closed");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }
