@@ -27,6 +27,11 @@ pub(crate) fn read(approve: Option<&str>) -> anyhow::Result<Approvals> {
     match approve {
         None | Some("never") => Ok(Approvals::allowing()),
         Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
+        Some("always" | "all") => {
+            bail!(
+                "--approve takes `never`, `ask`, or a TOML file of rules; `ask` asks about every call"
+            )
+        }
         Some(path) => {
             let text = std::fs::read(path).with_context(|| {
                 format!("--approve takes `never`, `ask`, or a TOML file of rules, and `{path}` is none of them")

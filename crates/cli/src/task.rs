@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
 use cantle::core::content::Content;
@@ -18,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::FINISH;
 use crate::ask::TerminalUser;
-use crate::display::{Display, Summary};
+use crate::display::{Display, REDRAW_INTERVAL, Summary};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::in_place::InPlace;
 use crate::kept_sandbox;
@@ -276,7 +275,10 @@ impl Task {
         let result = self.answer(&outcome);
         // Before anything that can fail.
         let set_aside = self.set_aside(Some(outcome.run)).internal()?;
-        if let Err(error) = display.close(&summary, result.as_deref()).await {
+        if let Err(error) = display
+            .close(&summary, result.as_deref(), !self.result_as_json)
+            .await
+        {
             let error = anyhow::Error::new(error).context("failed to write the result");
             return Err(Failure::new(Code::Internal, error));
         }
@@ -357,7 +359,7 @@ impl Task {
             session.run(self.content.clone())?
         };
         let control = run.control();
-        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        let mut ticks = tokio::time::interval(REDRAW_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut spans = self.telemetry.as_ref().map(RunTelemetry::spans);
         let events = (&mut run).inspect(|event| {

@@ -128,7 +128,8 @@ pub(crate) fn wrap(line: &str, width: usize) -> Vec<String> {
             lines.push(String::new());
             used = 0;
         }
-        if columns <= width {
+        // Attributes of a terminal can't be split; it wraps such a word itself.
+        if columns <= width || word.contains('\u{1b}') {
             push_last(&mut lines, word);
             used += columns;
             continue;

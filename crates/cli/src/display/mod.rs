@@ -8,6 +8,7 @@
 mod calls;
 mod command_result;
 mod isolation;
+mod markdown;
 mod run_view;
 mod screen;
 mod stream;
@@ -24,6 +25,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
 pub(crate) use self::command_result::CommandResult;
 pub(crate) use self::isolation::{enforced_by, enforcement, isolation, unenforced};
+use self::markdown::Markdown;
 use self::run_view::RunView;
 use self::screen::Screen;
 pub(crate) use self::style::Paint;
@@ -31,6 +33,9 @@ use self::style::Style;
 pub(crate) use self::summary::{Summary, status_text};
 use crate::args::DisplayArgs;
 use crate::text::{clean, one_line};
+
+/// How often [`Display::redraw`] has something new.
+pub(crate) const REDRAW_INTERVAL: Duration = run_view::SPINNER_INTERVAL;
 
 /// Displays a run.
 #[derive(Debug)]
@@ -226,7 +231,7 @@ impl Display {
         self.stderr.write(output.as_bytes()).await;
     }
 
-    /// Displays the summary and the result of a finished run.
+    /// Displays the summary and the result of a finished run, which `is_markdown` or JSON.
     ///
     /// # Errors
     /// If the result could not be written, except to a reader that has gone away.
@@ -234,6 +239,7 @@ impl Display {
         &mut self,
         summary: &Summary,
         result: Option<&str>,
+        is_markdown: bool,
     ) -> io::Result<()> {
         let cleared = self.screen.clear();
         self.stderr.write(cleared.as_bytes()).await;
@@ -243,8 +249,16 @@ impl Display {
         if let Some(result) = result
             && self.mode != Mode::Json
         {
-            let gap = self.shows_progress() && io::stdout().is_terminal();
+            let is_terminal = io::stdout().is_terminal();
+            let gap = self.shows_progress() && is_terminal;
             let gap = if gap { "\n" } else { "" };
+            let on = self.paint.on && is_terminal && is_markdown;
+            let mut markdown = Markdown::default();
+            let lines = result.split('\n');
+            let lines: Vec<_> = lines
+                .map(|line| markdown.line(line, true, Paint { on }))
+                .collect();
+            let result = lines.join("\n");
             self.stdout
                 .write(format!("{gap}{result}\n").as_bytes())
                 .await;

@@ -14,6 +14,10 @@ use crate::text::{clean, clock, dollars, duration, one_line, plural, tokens};
 /// Lines of the task that are displayed.
 const TASK_LINES: usize = 6;
 
+/// The states of the sign that something works, and how long each is displayed.
+const SPINNER: [&str; 10] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"];
+pub(super) const SPINNER_INTERVAL: Duration = Duration::from_millis(120);
+
 /// Lines of a summary that are displayed.
 const SUMMARY_LINES: usize = 6;
 
@@ -199,8 +203,12 @@ impl RunView {
 
     fn status(&self, now: Duration) -> String {
         let (turn, max_turns) = (self.turn.max(1), self.max_turns);
+        let works = self.model_call_since.is_some() || self.calls.activity(now).is_some();
+        let frame = now.as_millis() / SPINNER_INTERVAL.as_millis() % SPINNER.len() as u128;
+        let frame = SPINNER.get(frame as usize).filter(|_| works);
+        let spinner = frame.map_or_else(String::new, |frame| format!("{frame} "));
         let tokens = tokens(&self.usage, self.estimated);
-        let mut parts = vec![format!("turn {turn}/{max_turns}"), tokens];
+        let mut parts = vec![format!("{spinner}turn {turn}/{max_turns}"), tokens];
         if let Some(cost) = self.cost_usd {
             let about = if self.estimated { "~" } else { "" };
             let list = match self.has_list_prices {

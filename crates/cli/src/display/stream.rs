@@ -1,6 +1,7 @@
 //! Streamed text and reasoning: deltas in, lines out.
 
-use super::style::Style;
+use super::markdown::Markdown;
+use super::style::{Paint, Style};
 use crate::text::{Cleaner, clean, one_line};
 
 /// Maximum number of bytes of reasoning kept for `--verbose`.
@@ -17,6 +18,9 @@ pub(super) struct TextStream {
     has_text: bool,
     /// Whether an empty line precedes the next text.
     gap: bool,
+    markdown: Markdown,
+    /// Whether a part of the current line was displayed.
+    is_begun: bool,
 }
 
 impl TextStream {
@@ -29,12 +33,14 @@ impl TextStream {
         let mut lines = Vec::new();
         for line in complete {
             self.add(line, style, &mut lines);
+            self.is_begun = false;
         }
         // An incomplete line that is wrapped is displayed up to its last part.
         let mut parts = style.wrap(rest, 0);
         self.line = parts.pop().unwrap_or_default();
         for part in parts {
             self.add(&part, style, &mut lines);
+            self.is_begun = true;
         }
         lines
     }
@@ -67,7 +73,11 @@ impl TextStream {
             lines.push(String::new());
         }
         (self.has_text, self.gap) = (true, false);
-        let parts = style.wrap(line, 0);
+        let paint = Paint {
+            on: style.paint.on && style.is_live(),
+        };
+        let line = self.markdown.line(line, !self.is_begun, paint);
+        let parts = style.wrap(&line, 0);
         lines.extend(parts.iter().map(|part| part.trim_end().to_owned()));
     }
 }

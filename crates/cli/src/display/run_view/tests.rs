@@ -251,7 +251,7 @@ fn malformed_arguments_are_escaped() {
     view.event(&call, Duration::ZERO, TERMINAL, &mut out);
     assert_eq!(
         view.live_lines(Duration::ZERO, TERMINAL),
-        ["turn 1/30 · 0 in · 0 out · 0:00 · running code_exec {\"cmd\": \"ls\\u… 0:00"]
+        ["⠋ turn 1/30 · 0 in · 0 out · 0:00 · running code_exec {\"cmd\": \"ls\\u… 0:00"]
     );
     view.event(&refused, Duration::ZERO, TERMINAL, &mut out);
     assert_eq!(
@@ -328,7 +328,7 @@ fn live_lines_display_current_activity() {
     at(0, started());
     assert_eq!(
         at(1, EventKind::TurnStarted { turn: 1 }),
-        ["turn 1/30 · 0 in · 0 out · 0:02 · waiting for the model 0:01"]
+        ["⠦ turn 1/30 · 0 in · 0 out · 0:02 · waiting for the model 0:01"]
     );
     let reasoning = EventKind::ReasoningDelta {
         text: "Well,\nlet me see".to_owned(),
@@ -346,7 +346,7 @@ fn live_lines_display_current_activity() {
         at(63, output(".c\n")),
         [
             "  │ cc b.c",
-            "turn 1/30 · 1.2k in (200 cached) · 50 out · 1:04 · running make -j2 make install 1:00"
+            "⠸ turn 1/30 · 1.2k in (200 cached) · 50 out · 1:04 · running make -j2 make install 1:00"
         ]
     );
     at(64, command("2", "ls"));
