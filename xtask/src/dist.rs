@@ -11,13 +11,16 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::metadata::Metadata;
-use crate::{elf, shell};
+use crate::{archive, elf, shell};
 
 /// Without the cfg, `getrandom` looks for the libc function with `dlsym`, which finds nothing in a static
 /// program, and falls back to /dev/urandom, which an empty root directory does not have.
 const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
-/// Build the static binary and print its path
+/// The features of the release.
+pub const FEATURES: &str = "otel,postgres,s3";
+
+/// Build the static binary and print its path; with the profile `dist`, the release archive, too
 #[derive(clap::Args)]
 pub struct DistArgs {
     /// `dist` is the fastest program, `dev` the fastest build
@@ -47,6 +50,9 @@ pub fn run(args: &DistArgs) -> Result<()> {
     shell::run(&mut build(&host()?, args.profile))?;
     let program = program(args.profile)?;
     eprintln!("static, {} bytes", std::fs::metadata(&program)?.len());
+    if matches!(args.profile, Profile::Dist) {
+        eprintln!("{}", archive::write(&program)?.display());
+    }
     println!("{}", program.display());
     Ok(())
 }
@@ -60,12 +66,7 @@ pub fn build(target: &str, profile: Profile) -> Command {
     let mut cargo = shell::cargo();
     cargo
         .args(["build", "--package=cantle-cli", "--target", target])
-        .args([
-            "--profile",
-            profile.name(),
-            "--features",
-            "otel,postgres,s3",
-        ])
+        .args(["--profile", profile.name(), "--features", FEATURES])
         .env(flags, FLAGS);
     cargo
 }

@@ -2,6 +2,7 @@
 //!
 //! Each subcommand has a file with its arguments and a `run` function; [`Task`] lists them.
 
+mod archive;
 mod bench;
 mod check;
 mod dist;

@@ -9,7 +9,7 @@ mod runs;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cantle::core::policy::parse_bytes;
@@ -72,6 +72,11 @@ pub(crate) enum Command {
     /// bash: source <(cantle completions bash); zsh and fish: save it where they look for functions
     Completions {
         shell: clap_complete::Shell,
+    },
+    /// Write manual pages to a directory
+    #[command(hide = true)]
+    Man {
+        directory: PathBuf,
     },
 }
 
@@ -578,6 +583,11 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "cantle", &mut script);
     script
+}
+
+/// Writes a manual page for each command.
+pub(crate) fn write_manual(directory: &Path) -> std::io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), directory)
 }
 
 /// Returns the command line `cantle run --resume RUN`.

@@ -95,6 +95,10 @@ fn main() -> ExitCode {
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
         Command::Mcp(args) => block_on(cancelled, |token| commands::mcp::perform(*args, token)),
         Command::Completions { shell } => commands::print(args::completions(shell)).map(|()| 0),
+        Command::Man { directory } => args::write_manual(&directory)
+            .with_context(|| format!("failed to write to {}", directory.display()))
+            .usage()
+            .map(|()| 0),
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {

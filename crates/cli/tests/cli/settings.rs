@@ -199,6 +199,18 @@ async fn shells_complete_commands_and_flags() {
 }
 
 #[tokio::test]
+async fn each_command_has_a_manual_page() {
+    let env = TestEnv::new();
+    let exited = env.run(["man", "."]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let pages = env.list(".");
+    for page in ["cantle.1", "cantle-run.1", "cantle-runs-show.1"] {
+        assert!(pages.contains(&page.to_owned()), "{pages:?}");
+    }
+    assert!(env.read("cantle-run.1").contains(".SH OPTIONS"));
+}
+
+#[tokio::test]
 async fn a_profile_is_preferred_to_the_settings_outside() {
     let env = TestEnv::new();
     let user = "max_turns = 5\neffort = 'low'\n[profile.deep]\neffort = 'high'\n[profile.fast]\nmax_turns = 3\n";

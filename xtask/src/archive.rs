@@ -1,0 +1,185 @@
+//! The release archive: the static binary with completions, manual pages and licences, and its checksum.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::{dist, shell, workspace};
+
+/// Beginnings of the names of files with licences.
+const LICENCE_FILES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
+
+/// The packages of `cargo metadata`, with those of registries.
+#[derive(Deserialize)]
+struct Packages {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    version: String,
+    license: Option<String>,
+    /// Absent for packages of this workspace.
+    source: Option<String>,
+    manifest_path: PathBuf,
+}
+
+/// Writes `cantle-VERSION-x86_64-linux.tar.gz` and its `.sha256` beside the program, and returns its path.
+///
+/// Equal content gives an equal archive: entries are sorted, and have neither owner nor time.
+pub fn write(program: &Path) -> Result<PathBuf> {
+    let version = env!("CARGO_PKG_VERSION");
+    let name = format!("cantle-{version}-{}-linux", std::env::consts::ARCH);
+    let staging = tempfile::tempdir()?;
+    let root = staging.path().join(&name);
+    for directory in ["completions", "man/man1"] {
+        fs::create_dir_all(root.join(directory))?;
+    }
+    fs::copy(program, root.join("cantle"))?;
+    for file in ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {
+        fs::copy(workspace::root().join(file), root.join(file))?;
+    }
+    for (shell_name, file) in [
+        ("bash", "cantle.bash"),
+        ("zsh", "_cantle"),
+        ("fish", "cantle.fish"),
+    ] {
+        let script = shell::output(Command::new(program).args(["completions", shell_name]))?;
+        fs::write(root.join("completions").join(file), script)?;
+    }
+    shell::run(Command::new(program).arg("man").arg(root.join("man/man1")))?;
+    fs::write(root.join("LICENSES-THIRD-PARTY.txt"), licences()?)?;
+
+    let directory = program.parent().context("the program has no directory")?;
+    let archive = directory.join(format!("{name}.tar.gz"));
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--gzip", "--sort=name", "--mtime=@0"])
+        .args(["--owner=0", "--group=0", "--numeric-owner", "--file"])
+        .arg(&archive)
+        .arg("--directory")
+        .arg(staging.path())
+        .arg(&name);
+    shell::run(&mut tar)?;
+    let file = format!("{name}.tar.gz");
+    let sum = shell::output(Command::new("sha256sum").arg(&file).current_dir(directory))?;
+    fs::write(directory.join(format!("{file}.sha256")), sum)?;
+    Ok(archive)
+}
+
+/// Returns the licences of all crates that are linked into the program.
+fn licences() -> Result<String> {
+    let mut tree = shell::cargo();
+    tree.args(["tree", "--package=cantle-cli", "--features", dist::FEATURES])
+        .args(["--edges=normal,no-proc-macro", "--prefix=none"])
+        .args(["--format={p}", "--target", &dist::host()?]);
+    let tree = shell::output(&mut tree)?;
+    // Each line is `NAME vVERSION`, with notes behind.
+    let linked: BTreeSet<_> = tree.lines().filter_map(name_and_version).collect();
+    let mut metadata = shell::cargo();
+    metadata.args(["metadata", "--format-version=1", "--all-features"]);
+    let packages: Packages = serde_json::from_str(&shell::output(&mut metadata)?)?;
+
+    let mut text = String::from("Crates that are linked into this program, and their licences.\n");
+    let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for package in &packages.packages {
+        let id = (package.name.as_str(), package.version.as_str());
+        if package.source.is_none() || !linked.contains(&id) {
+            continue;
+        }
+        let Some(licence) = &package.license else {
+            bail!("{} names no licence", package.name);
+        };
+        let _ = writeln!(text, "{} {}: {licence}", package.name, package.version);
+        for content in licence_files(&package.manifest_path)? {
+            texts.entry(content).or_default().push(package.name.clone());
+        }
+    }
+    for (licence, mut names) in texts {
+        names.dedup();
+        let line = "-".repeat(80);
+        let _ = write!(text, "\n{line}\n{}\n{line}\n{licence}\n", names.join(", "));
+    }
+    Ok(text)
+}
+
+fn name_and_version(line: &str) -> Option<(&str, &str)> {
+    let mut words = line.split(' ');
+    Some((words.next()?, words.next()?.strip_prefix('v')?))
+}
+
+fn licence_files(manifest: &Path) -> Result<Vec<String>> {
+    let directory = manifest.parent().context("a manifest has no directory")?;
+    let mut texts = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().to_uppercase();
+        if LICENCE_FILES.iter().any(|start| name.starts_with(start)) && entry.path().is_file() {
+            let text = fs::read(entry.path())?;
+            texts.push(String::from_utf8_lossy(&text).trim().replace('\r', ""));
+        }
+    }
+    Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archive_is_complete_and_reproducible() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cantle");
+        let script = "#!/bin/sh\ncase $1 in completions) echo for $2;; man) echo page > $2/cantle.1;; esac\n";
+        fs::write(directory.path().join("script"), script).unwrap();
+        // A file that this process has written can't be executed while another test forks.
+        let mut install = Command::new("install");
+        install
+            .args(["-m", "755"])
+            .arg(directory.path().join("script"));
+        shell::run(install.arg(&program)).unwrap();
+        let archive = write(&program).unwrap();
+        let first = fs::read(&archive).unwrap();
+        assert_eq!(fs::read(write(&program).unwrap()).unwrap(), first);
+        let list = shell::output(Command::new("tar").arg("-tf").arg(&archive)).unwrap();
+        for file in [
+            "cantle",
+            "man/man1/cantle.1",
+            "completions/_cantle",
+            "LICENSES-THIRD-PARTY.txt",
+        ] {
+            assert!(
+                list.lines()
+                    .any(|line| line.ends_with(&format!("-linux/{file}"))),
+                "{list}"
+            );
+        }
+        let sums = archive.with_extension("gz.sha256");
+        let mut check = Command::new("sha256sum");
+        check.arg("--check").arg(sums).current_dir(directory.path());
+        shell::run(&mut check).unwrap();
+    }
+
+    #[test]
+    fn lines_of_cargo_tree_are_parsed() {
+        let line = "serde v1.0.229 (*)";
+        assert_eq!(name_and_version(line), Some(("serde", "1.0.229")));
+        assert_eq!(name_and_version(""), None);
+    }
+
+    #[test]
+    fn every_linked_crate_has_a_licence() {
+        let text = licences().unwrap();
+        assert!(
+            text.contains("\nserde ") && text.contains("\nopentelemetry_sdk "),
+            "{text}"
+        );
+        assert!(text.contains("Permission is hereby granted"));
+        assert!(!text.contains("\ninsta "), "a dependency of tests");
+    }
+}
