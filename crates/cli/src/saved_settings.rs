@@ -43,6 +43,11 @@ pub(crate) struct SavedSettings {
     /// The directory that the run changes itself.
     #[serde(default)]
     pub(crate) in_place: Option<InPlace>,
+    /// The budgets of cost and tokens with which the run began, for its page.
+    #[serde(default)]
+    pub(crate) budget_usd: Option<f64>,
+    #[serde(default)]
+    pub(crate) budget_tokens: Option<u64>,
     /// The directory of skills.
     #[serde(default)]
     pub(crate) skills: Option<PathBuf>,
@@ -98,6 +103,8 @@ impl SavedSettings {
             started_in: std::env::current_dir().unwrap_or_default(),
             working_copy: working_copy.cloned(),
             in_place: in_place.cloned(),
+            budget_usd: args.budget_usd,
+            budget_tokens: args.budget_tokens,
             skills: args.skills.as_ref().map(absolute).transpose()?,
             asks_user,
             extra_tools: ExtraTools::default(),

@@ -7,6 +7,7 @@ use cantle::core::event::{Event, EventKind};
 
 use super::RunRecord;
 use super::markup::escaped;
+use crate::saved_settings::SavedSettings;
 use crate::text::{count, dollars, duration};
 
 const WIDTH: f64 = 1000.0;
@@ -15,6 +16,9 @@ const CURVE_TOP: f64 = 16.0;
 const CURVE_HEIGHT: f64 = 96.0;
 const LANE_HEIGHT: f64 = 20.0;
 const LANES: [&str; 3] = ["Model", "Tools", "Sub-agents"];
+
+/// A budget of more than this many times the spending has no line.
+const MAX_BUDGET_SHARE: f64 = 5.0;
 
 /// Blocks that are closer than this are drawn as one.
 const MIN_GAP: f64 = 0.6;
@@ -103,7 +107,9 @@ pub(super) fn svg(record: &RunRecord) -> Option<String> {
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Spending and work over time\">"
     );
-    curve(&mut svg, spent, end, x);
+    let settings = SavedSettings::read(record.run.note.clone()).ok();
+    let budget = settings.map(|settings| (settings.budget_usd, settings.budget_tokens));
+    curve(&mut svg, spent, budget.unwrap_or_default(), end, x);
     for (index, (name, blocks)) in lanes.into_iter().enumerate() {
         let y = lanes_top + LANE_HEIGHT * index as f64;
         let _ = write!(
@@ -138,10 +144,11 @@ pub(super) fn svg(record: &RunRecord) -> Option<String> {
     Some(svg)
 }
 
-/// Draws the spending up to each time: US dollars if every call has a cost, else tokens.
+/// Draws the spending up to each time, and its budget: US dollars if every call has a cost, else tokens.
 fn curve(
     svg: &mut String,
     mut spent: Vec<(f64, Option<f64>, u64)>,
+    (budget_usd, budget_tokens): (Option<f64>, Option<u64>),
     end: f64,
     x: impl Fn(f64) -> f64,
 ) {
@@ -160,10 +167,32 @@ fn curve(
         .map(|(_, cost, tokens)| amount(*cost, *tokens))
         .sum();
     let bottom = CURVE_TOP + CURVE_HEIGHT;
-    let y = |amount: f64| match total > 0.0 {
-        true => bottom - CURVE_HEIGHT * amount / total,
+    let budget = match is_priced {
+        true => budget_usd,
+        false => budget_tokens.map(|tokens| tokens as f64),
+    };
+    // A budget that is far above the curve would press it to the ground.
+    let shown = budget.filter(|budget| *budget <= total * MAX_BUDGET_SHARE);
+    let top = shown.unwrap_or_default().max(total);
+    let y = |amount: f64| match top > 0.0 {
+        true => bottom - CURVE_HEIGHT * amount / top,
         false => bottom,
     };
+    if let Some(budget) = shown {
+        let height = y(budget);
+        let _ = write!(
+            svg,
+            "<path class=\"limit\" d=\"M{LEFT} {height:.1}H{WIDTH}\"/>"
+        );
+    }
+    if let Some(budget) = budget {
+        let _ = write!(
+            svg,
+            "<text class=\"axis budget\" x=\"0\" y=\"{}\">of {}</text>",
+            CURVE_TOP + 42.0,
+            format(budget),
+        );
+    }
     let mut path = format!("M{LEFT} {bottom}");
     let (mut sum, mut latest) = (0.0, f64::MIN);
     for (seconds, cost, tokens) in spent {

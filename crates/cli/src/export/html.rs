@@ -213,7 +213,7 @@ impl Summary<'_> {
             {
                 match answer(finish) {
                     Some(answer) => text(html, "Answer", "answer", answer),
-                    None => text(html, "Result", "answer", &format!("{:#}", finish.params)),
+                    None => text(html, "Result", "result", &format!("{:#}", finish.params)),
                 }
             }
         }

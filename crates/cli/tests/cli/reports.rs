@@ -31,7 +31,8 @@ async fn page() -> (ScriptedServer, TestEnv) {
     let env = TestEnv::new()
         .with_server(&server.url())
         .set("REPORT_TOKEN", SECRET);
-    let exited = env.run(["run", &format!("Show {HOSTILE}")]).await;
+    let task = format!("Show {HOSTILE}");
+    let exited = env.run(["run", &task, "--budget-tokens", "100000"]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
     let args = [
         "runs",
@@ -100,6 +101,7 @@ async fn page_renders_hostile_content_as_text() {
     );
     assert!(!dom.contains("<img"), "{dom}");
     assert!(dom.contains("Turn 3") && dom.contains("exit 3"), "{dom}");
+    assert!(dom.contains(">of 100k</text>"), "{dom}");
     // The page has no more scripts than its own data and code.
     assert_eq!(
         dom.matches("<script").count() - dom.matches("<script>document.title").count(),

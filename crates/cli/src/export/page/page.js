@@ -335,6 +335,8 @@ async function main() {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = JSON.parse(await new Response(stream).text());
   state.entries = entries(data);
+  const answer = document.querySelector("#answer .prose");
+  if (answer) answer.replaceChildren(...prose(answer.textContent));
   for (const patch of data.changes) byId("changes").append(change(patch));
   byId("changes").hidden = !data.changes.length;
   // A search can be part of the address: report.html#search=error
