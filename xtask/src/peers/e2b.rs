@@ -16,6 +16,20 @@ const OLDER: [(&str, &str); 2] = [
     ("2.10.0", include_str!("../../peers/e2b-2.10.0.txt")),
     ("2.45.0", include_str!("../../peers/e2b-2.45.0.txt")),
 ];
+/// The repository of the SDKs, whose own tests run if this variable names a checkout.
+const CHECKOUT: &str = "CANTLE_E2B_CHECKOUT";
+/// The packages of an environment for the tests of the Python SDK. The SDK itself is that of the checkout.
+const SUITE: (&[&str], &str) = (
+    &[
+        "e2b",
+        "pytest",
+        "pytest-asyncio",
+        "pytest-dotenv",
+        "pytest-timeout",
+        "pytest-xdist",
+    ],
+    include_str!("../../peers/e2b-suite.txt"),
+);
 const JAVASCRIPT: &str = "e2b@2.51.0";
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
@@ -32,6 +46,10 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
         let peer = format!("e2b-python-{version}");
         let environment = python.environment(workshop, &peer, &["e2b"], pins)?;
         environments.push((version, environment));
+    }
+    if lane == Lane::Full && std::env::var_os(CHECKOUT).is_some() {
+        let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
+        environments.push(("suite", environment));
     }
     let directory = workshop.cached("e2b", JAVASCRIPT, |directory| {
         let js = directory.join("js");

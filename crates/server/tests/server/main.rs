@@ -15,6 +15,7 @@ mod files;
 mod interpreter;
 mod killed;
 mod life;
+mod official;
 mod processes;
 mod sdk;
 mod support;

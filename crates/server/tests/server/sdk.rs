@@ -17,12 +17,12 @@ use crate::support::{TestServer, serve};
 const NEWEST: &str = "2.63.0";
 
 /// Some SDK versions validate the format.
-const KEY: &str = "e2b_0000000000000000000000000000000000000000";
+pub(crate) const KEY: &str = "e2b_0000000000000000000000000000000000000000";
 
 /// Time limit of one script; a generous multiple of its duration.
 const SCRIPT_DEADLINE: Duration = Duration::from_secs(900);
 
-fn peer() -> Option<PathBuf> {
+pub(crate) fn peer() -> Option<PathBuf> {
     let place = std::env::var_os("CANTLE_TEST_E2B").map(PathBuf::from);
     if place.is_none() {
         lane::skip("CANTLE_TEST_E2B does not name E2B's SDKs; `cargo xtask test` installs them");
