@@ -1,7 +1,7 @@
 //! The background sub-agents of one run: their tasks, ids and results. Their ends reach the driver as
 //! facts, through the channel of user messages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ struct BackgroundState {
     /// By their numbers.
     agents: BTreeMap<u64, BackgroundAgent>,
     next_number: u64,
+    /// Numbers of the sub-agents that are being started.
+    starting: BTreeSet<u64>,
     /// Whether the run has ended and unfinished sub-agents continue with it.
     suspends: bool,
 }
@@ -79,6 +81,17 @@ impl BackgroundState {
         }
         of_tool.retain(|agent| agent.record.id == id);
         Ok(of_tool)
+    }
+
+    fn new_record(&mut self, tool: &str, call_id: &str) -> BackgroundAgentRecord {
+        let number = self.next_number;
+        self.next_number += 1;
+        BackgroundAgentRecord {
+            id: format!("{tool}-{}", number + 1),
+            number,
+            tool: tool.to_owned(),
+            call_id: call_id.to_owned(),
+        }
     }
 }
 
@@ -140,24 +153,33 @@ impl Background {
         Some(agent.record.clone())
     }
 
-    /// The number of working sub-agents, if no other may start.
-    pub(crate) fn is_full(&self) -> Option<usize> {
-        let state = self.state();
-        let working = state.agents.values().filter(|it| it.is_working()).count();
-        (working >= MAX_WORKING).then_some(working)
-    }
-
     /// Returns the record of a new sub-agent.
     pub(crate) fn new_record(&self, tool: &str, call_id: &str) -> BackgroundAgentRecord {
+        self.state().new_record(tool, call_id)
+    }
+
+    /// Returns the record of a new sub-agent, whose place is reserved until the guard is dropped: calls of one turn
+    /// start side by side.
+    ///
+    /// # Errors
+    /// The number of working sub-agents, if no other may start.
+    pub(crate) fn reserve(
+        &self,
+        tool: &str,
+        call_id: &str,
+    ) -> Result<(BackgroundAgentRecord, StartingAgent<'_>), usize> {
         let mut state = self.state();
-        let number = state.next_number;
-        state.next_number += 1;
-        BackgroundAgentRecord {
-            id: format!("{tool}-{}", number + 1),
-            number,
-            tool: tool.to_owned(),
-            call_id: call_id.to_owned(),
+        let agents = state.agents.iter().filter(|(_, it)| it.is_working());
+        let begun = agents.filter(|(number, _)| !state.starting.contains(number));
+        let working = begun.count() + state.starting.len();
+        if working >= MAX_WORKING {
+            return Err(working);
         }
+        let record = state.new_record(tool, call_id);
+        let number = record.number;
+        state.starting.insert(number);
+        let background = self;
+        Ok((record, StartingAgent { background, number }))
     }
 
     /// Starts a sub-agent. `work` gets the token that cancels it, and returns its result.
@@ -324,6 +346,18 @@ impl Background {
     pub(crate) fn abort(&self) {
         let tasks = std::mem::take(&mut self.state().tasks);
         drop(tasks);
+    }
+}
+
+/// The place of a sub-agent that is being started.
+pub(crate) struct StartingAgent<'a> {
+    background: &'a Background,
+    number: u64,
+}
+
+impl Drop for StartingAgent<'_> {
+    fn drop(&mut self) {
+        self.background.state().starting.remove(&self.number);
     }
 }
 

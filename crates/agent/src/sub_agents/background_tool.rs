@@ -102,6 +102,8 @@ impl SubAgent {
         let new_record = || background.new_record(self.agent.name(), &call.call_id);
         let record_of =
             |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
+        // Held until the sub-agent is known to have begun.
+        let _place;
         let (record, work, waits_for_journal) = match find_begun(call).await? {
             Begun::Unfinished(run, note) => {
                 let work = self.resume(run, call, cx).await;
@@ -120,12 +122,17 @@ impl SubAgent {
                 if let Some(refusal) = self.refusal(call, cx) {
                     return Ok(refusal);
                 }
-                if let Some(working) = background.is_full() {
-                    return Ok(output(Err(format!(
-                        "{working} sub-agents work for you already. Wait for one of them, or stop one"
-                    ))));
-                }
-                let record = new_record();
+                let record = match background.reserve(self.agent.name(), &call.call_id) {
+                    Ok((record, reserved)) => {
+                        _place = reserved;
+                        record
+                    }
+                    Err(working) => {
+                        return Ok(output(Err(format!(
+                            "{working} sub-agents work for you already. Wait for one of them, or stop one"
+                        ))));
+                    }
+                };
                 let input_files = params.input_files;
                 let params = Params { task, input_files };
                 let work = self.begin(params, call, cx, record.to_note()).await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use cantle_agent::{
     Agent, AgentBuilder, ResumeOptions, Run, RunErrorKind, RunStore, Session, SessionOptions,
     SubAgent,
@@ -11,7 +12,10 @@ use cantle_agent::{
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError};
-use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
+use cantle_core::sandbox::Sandbox;
+use cantle_core::tool::{
+    DynTool, OpenContext, ProviderError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
+};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +33,10 @@ fn start(id: &str) -> Events {
 
 /// Waits with `wait` in its first turn, and finishes in its second.
 fn helper(wait: DynTool) -> Agent {
+    helper_builder(wait).build().unwrap()
+}
+
+fn helper_builder(wait: DynTool) -> AgentBuilder {
     let client = Scripted::new(|turn, _| match turn {
         0 => {
             let mut events = text("I begin.");
@@ -42,8 +50,6 @@ fn helper(wait: DynTool) -> Agent {
         .tool(wait)
         .finish(finish_tool())
         .turn_warning_threshold(0)
-        .build()
-        .unwrap()
 }
 
 /// A tool that waits for a permit, or until it is cancelled.
@@ -266,6 +272,92 @@ async fn invalid_operations_return_advice() {
     ];
     let expected = expected.map(|(text, success)| (text.to_owned(), success));
     assert_eq!(results, expected);
+    session.close().await.unwrap();
+}
+
+/// Opens as soon as `permits` allow it.
+#[derive(Debug)]
+struct OpensLate(Arc<Semaphore>);
+
+#[async_trait]
+impl ToolProvider for OpensLate {
+    fn name(&self) -> &str {
+        "late"
+    }
+
+    fn provides_sandbox(&self) -> bool {
+        false
+    }
+
+    fn identity(&self) -> Value {
+        Value::Null
+    }
+
+    async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
+        self.0.acquire().await.unwrap().forget();
+        Ok(Box::new(NoTools))
+    }
+}
+
+struct NoTools;
+
+#[async_trait]
+impl ToolSet for NoTools {
+    fn tools(&self) -> Vec<DynTool> {
+        Vec::new()
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn starts_of_one_turn_keep_the_maximum_of_working_sub_agents() {
+    const STARTS: usize = 20;
+    const MAX_WORKING: usize = 16;
+    let client = Scripted::new(|turn, _| match turn {
+        0 => {
+            let ids: Vec<_> = (0..STARTS).map(|number| format!("s{number}")).collect();
+            let arguments = json!({"action": "start", "task": "Help."});
+            let starts = ids.iter().map(|id| ("helper", &**id, arguments.clone()));
+            calls(&starts.collect::<Vec<_>>())
+        }
+        _ => finish("done"),
+    });
+    let (opening, permits) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let helper = helper_builder(waits_for(&permits)).provider(OpensLate(Arc::clone(&opening)));
+    let builder = agent(&client).sub_agent(in_background(&helper.build().unwrap()));
+    let session = session(builder).await;
+    let mut run = session.run("the task").unwrap();
+    // The refused ones end before any other has opened its session.
+    let refusals = async {
+        let mut refused = 0;
+        while refused < STARTS - MAX_WORKING {
+            let event = run.next().await.unwrap();
+            refused += usize::from(matches!(event.kind, EventKind::ToolFinished { .. }));
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), refusals)
+        .await
+        .unwrap();
+    opening.add_permits(STARTS);
+    let outcome = outcome(run).await;
+    let results = results(&outcome);
+    let is_refusal =
+        |(text, _): &&(String, bool)| text.contains("16 sub-agents work for you already");
+    assert_eq!(
+        results.iter().filter(is_refusal).count(),
+        STARTS - MAX_WORKING
+    );
     session.close().await.unwrap();
 }
 
