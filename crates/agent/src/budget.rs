@@ -166,7 +166,7 @@ impl Account {
                 spent: time.as_secs_f64(),
                 limit: limit.as_secs_f64(),
             };
-            Some(((limit + extra).saturating_sub(time), state))
+            Some((limit.saturating_add(extra).saturating_sub(time), state))
         });
         limits.min_by_key(|(left, _)| *left)
     }

@@ -10,6 +10,9 @@ use cantle_core::sandbox::{Background, ExitStatus, SpawnRequest};
 /// Upper bound of the grace of a cancelled command.
 const MAX_CANCEL_GRACE: Duration = Duration::from_secs(1);
 
+/// Upper bound of any grace, within the range of the clock.
+const MAX_GRACE: Duration = Duration::from_secs(1 << 32);
+
 #[derive(Clone, Debug)]
 pub(crate) struct CommandLifecycle {
     started_at: Instant,
@@ -92,7 +95,7 @@ impl CommandLifecycle {
             started_at,
             // A limit beyond the range of the clock is no limit.
             limit: limit.filter(|limit| started_at.checked_add(*limit).is_some()),
-            grace: request.grace,
+            grace: request.grace.min(MAX_GRACE),
             kill_deadline,
             background: request.background,
             state: State::Running,

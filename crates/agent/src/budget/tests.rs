@@ -80,6 +80,9 @@ async fn the_time_left_is_the_minimum_including_earlier_processes() {
     assert_eq!(left, Duration::ZERO);
     let none = Account::new(Budget::default().tokens(1), None);
     assert_eq!(none.time_left(Duration::ZERO), None);
+    let endless = Account::new(Budget::default().time(Duration::MAX), None);
+    let (left, _) = endless.time_left(Duration::from_secs(60)).unwrap();
+    assert!(left > Duration::MAX / 2, "{left:?}");
 }
 
 #[test]

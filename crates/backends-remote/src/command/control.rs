@@ -65,9 +65,11 @@ impl CommandControl {
         started: oneshot::Sender<StartResult>,
         reports: mpsc::UnboundedSender<Report>,
     ) {
-        let backstop = self
-            .time_limit
-            .and_then(|limit| limit.checked_add(self.request.grace + BACKSTOP_SLACK));
+        let backstop = self.time_limit.and_then(|limit| {
+            limit
+                .checked_add(self.request.grace)?
+                .checked_add(BACKSTOP_SLACK)
+        });
         let envd = &self.active.envd;
         match envd.start(&start, backstop).await {
             Ok(events) => self.attend(events, channels, started, reports).await,

@@ -84,6 +84,15 @@ fn the_grace_follows_the_limit() {
 }
 
 #[test]
+fn a_grace_beyond_the_range_of_the_clock_is_long() {
+    let (mut command, began) = begun(&request().with_grace(Duration::MAX));
+    let limit = began + 10 * SECOND;
+    let action = command.on(CommandEvent::Deadline, limit);
+    assert_eq!(action, Some(CommandAction::Terminate));
+    assert!(command.deadline() > Some(limit + 1_000_000 * SECOND));
+}
+
+#[test]
 fn without_grace_the_command_is_killed_at_the_limit() {
     let (mut command, began) = begun(&request().with_grace(Duration::ZERO));
     let limit = began + 10 * SECOND;
