@@ -61,8 +61,8 @@ struct PendingEvent {
 impl EventParser {
     /// Appends the next chunk of the stream.
     pub fn push(&mut self, chunk: &[u8]) {
-        // Bytes before the pending event belong to events that were returned.
-        let ranges = self.pending.name.iter().chain(&self.pending.data);
+        // Bytes before the pending event belong to events that were returned. Lines of data are in order.
+        let ranges = self.pending.name.iter().chain(self.pending.data.first());
         let needed = ranges.map(|range| range.start).min().unwrap_or(self.line);
         let needed = needed.min(self.line);
         if needed > 0 {

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use super::causes::root_cause;
 use super::timeouts::seconds;
 
-/// Maximum size of a response in bytes, far above that of a model's longest turn.
-const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// Maximum size of a turn in bytes, far above that of a model's longest one.
+pub(super) const MAX_TURN_BYTES: usize = 64 << 20;
 
 /// A response body that is read in chunks.
 pub(super) trait BodyChunks: Send {
@@ -23,17 +23,28 @@ pub(super) trait BodyChunks: Send {
 /// A response body with limits on its size and on the time between two chunks.
 pub(super) struct ResponseBody {
     response: Response,
+    max_bytes: usize,
     remaining: usize,
     idle_timeout: Duration,
 }
 
 impl ResponseBody {
-    pub(super) fn new(response: Response, idle_timeout: Duration) -> Self {
+    pub(super) fn new(response: Response, max_bytes: usize, idle_timeout: Duration) -> Self {
         Self {
             response,
-            remaining: MAX_RESPONSE_BYTES,
+            max_bytes,
+            remaining: max_bytes,
             idle_timeout,
         }
+    }
+
+    /// Reads the body to its end.
+    pub(super) async fn read(mut self) -> Result<Vec<u8>, LlmError> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = self.chunk().await? {
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
     }
 }
 
@@ -54,7 +65,7 @@ impl BodyChunks for ResponseBody {
         })?;
         let length = chunk.as_ref().map_or(0, Bytes::len);
         self.remaining = self.remaining.checked_sub(length).ok_or_else(|| {
-            let limit = MAX_RESPONSE_BYTES >> 20;
+            let limit = self.max_bytes >> 20;
             LlmError::protocol(format!("the response is longer than {limit} MiB"))
         })?;
         Ok(chunk)

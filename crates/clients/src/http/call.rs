@@ -7,7 +7,7 @@ use futures_util::future::Either;
 use futures_util::{Stream, TryFutureExt as _, stream};
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
 
-use super::body::{BodyChunks as _, ResponseBody};
+use super::body::{MAX_TURN_BYTES, ResponseBody};
 use super::dialect::{Dialect, TurnAssembler as _};
 use super::endpoint::Endpoint;
 use super::stream::event_stream;
@@ -25,14 +25,11 @@ async fn open<D: Dialect>(
     // Frees the messages while the model answers.
     drop(request);
     let headers = std::mem::take(response.headers_mut());
-    let mut body = ResponseBody::new(response, endpoint.timeouts.idle);
+    let body = ResponseBody::new(response, MAX_TURN_BYTES, endpoint.timeouts.idle);
     if endpoint.stream && !is_single_body(&headers) {
         return Ok(Either::Left(event_stream(body, headers, endpoint)));
     }
-    let mut bytes = Vec::new();
-    while let Some(chunk) = body.chunk().await? {
-        bytes.extend_from_slice(&chunk);
-    }
+    let bytes = body.read().await?;
     let mut assembler = endpoint.dialect.assembler();
     assembler.read_body(&endpoint.errors, &headers, &bytes)?;
     let events = assembler.finish(&headers)?;

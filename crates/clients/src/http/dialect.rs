@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError, LlmErrorKind, TurnEnd};
-use cantle_core::message::{AssistantBlock, ToolCall};
+use cantle_core::message::{AssistantBlock, ToolCallIds};
 use cantle_core::secret::SecretText;
 use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
@@ -113,7 +113,12 @@ pub trait TurnAssembler: Default + Send {
     /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
         let (mut blocks, mut end) = self.into_turn(headers)?;
-        deduplicate_call_ids(&mut blocks);
+        let mut ids = ToolCallIds::default();
+        for block in &mut blocks {
+            if let AssistantBlock::ToolCall(call) = block {
+                ids.make_unique(call);
+            }
+        }
         // LiteLLM's body repeats the requested name; its header has that of the model that answered.
         let header = headers.get("x-litellm-model-name");
         let header = header.and_then(|name| Some(name.to_str().ok()?.to_owned()));
@@ -146,18 +151,4 @@ pub(crate) fn unencodable(error: serde_json::Error) -> LlmError {
 pub(crate) fn incomplete_response() -> LlmError {
     let message = "the response ended without a stop reason";
     LlmError::new(LlmErrorKind::Interrupted, message)
-}
-
-/// Replaces repeated tool call ids, because tool results refer to calls by id.
-fn deduplicate_call_ids(blocks: &mut [AssistantBlock]) {
-    let mut seen: Vec<String> = Vec::new();
-    for block in blocks {
-        if let AssistantBlock::ToolCall(call) = block {
-            if seen.contains(&call.id) {
-                let fresh = ToolCall::new(None, "", "");
-                (call.id, call.has_provider_id) = (fresh.id, fresh.has_provider_id);
-            }
-            seen.push(call.id.clone());
-        }
-    }
 }

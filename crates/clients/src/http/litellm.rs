@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::HttpClientBuilder;
+use super::body::ResponseBody;
 use super::builder::{authorized, display_url, endpoint_url, http_client};
 use super::dialect::{Dialect, bearer_token};
 use super::errors::ErrorContext;
@@ -16,6 +17,9 @@ use super::proxy::proxy_for;
 
 /// Short, because the proxy answers from memory.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum size of the list of models in bytes.
+const MAX_LIST_BYTES: usize = 16 << 20;
 
 const PATH: &str = "/model/info";
 
@@ -46,8 +50,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
             let response = http.get(url).send().await;
             let response = response.map_err(|error| errors.request_failed(error))?;
             let (status, headers) = (response.status(), response.headers().clone());
-            let body = response.bytes().await;
-            let body = body.map_err(|error| errors.request_failed(error))?;
+            let body = ResponseBody::new(response, MAX_LIST_BYTES, TIMEOUT);
+            let body = body.read().await?;
             if !status.is_success() {
                 return Err(errors.status_error(status.as_u16(), &headers, &body));
             }

@@ -88,3 +88,11 @@ proptest! {
         assert_eq!(parse(&chunks), parse(&[&stream]));
     }
 }
+
+#[test]
+fn an_event_of_many_lines_is_parsed_in_linear_time() {
+    let chunk = b"data\n".repeat(1000);
+    let chunks: Vec<&[u8]> = (0..200).map(|_| &*chunk).chain([&b"\n"[..]]).collect();
+    let parsed = parse(&chunks);
+    assert_eq!(parsed, [event(None, &"\n".repeat(199_999))]);
+}

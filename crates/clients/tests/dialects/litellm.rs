@@ -7,7 +7,15 @@ use cantle_core::content::MediaKind;
 use cantle_core::llm::{LlmClient as _, LlmErrorKind, ModelInfo, Prices};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+
+async fn read_head(connection: &mut TcpStream) -> Vec<u8> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(connection.read_u8().await.unwrap());
+    }
+    head
+}
 
 /// Answers one request with this, and returns its head.
 async fn proxy(status: u16, body: String) -> (String, tokio::task::JoinHandle<String>) {
@@ -15,10 +23,7 @@ async fn proxy(status: u16, body: String) -> (String, tokio::task::JoinHandle<St
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let served = tokio::spawn(async move {
         let (mut connection, _) = listener.accept().await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(connection.read_u8().await.unwrap());
-        }
+        let head = read_head(&mut connection).await;
         let length = body.len();
         let answer = format!(
             "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -112,4 +117,27 @@ async fn an_error_of_the_proxy_does_not_contain_the_key() {
         error.to_string().contains("Invalid key [hidden]"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn an_endless_answer_of_the_proxy_is_cut_off() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let served = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        read_head(&mut connection).await;
+        let head = b"HTTP/1.1 200 x\r\ncontent-type: application/json\r\n\r\n";
+        connection.write_all(head).await.unwrap();
+        let piece = vec![b' '; 1 << 20];
+        let mut sent_mebibytes = 0;
+        while connection.write_all(&piece).await.is_ok() {
+            sent_mebibytes += 1;
+        }
+        sent_mebibytes
+    });
+    let builder = ChatClient::builder("m").base_url(url);
+    let error = builder.described_by_litellm().await.unwrap_err();
+    assert!(error.to_string().contains("longer than 16 MiB"), "{error}");
+    let sent_mebibytes: u64 = served.await.unwrap();
+    assert!(sent_mebibytes < 64, "{sent_mebibytes} MiB were sent");
 }

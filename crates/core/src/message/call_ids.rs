@@ -1,6 +1,6 @@
 //! Unique tool call ids.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use super::{Message, SharedMessage, ToolCall};
 
@@ -20,7 +20,10 @@ use super::{Message, SharedMessage, ToolCall};
 /// assert_eq!((first.id.as_str(), second.id.as_str()), ("call_0", "call_0-2"));
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct ToolCallIds(HashSet<String>);
+pub struct ToolCallIds(
+    /// By id, the number that its latest repetition got.
+    HashMap<String, u64>,
+);
 
 impl ToolCallIds {
     /// Collects the ids of all calls in a conversation.
@@ -30,21 +33,47 @@ impl ToolCallIds {
             _ => None,
         });
         let calls = turns.flat_map(|turn| turn.tool_calls());
-        Self(calls.map(|call| call.id.clone()).collect())
+        Self(calls.map(|call| (call.id.clone(), 1)).collect())
     }
 
     /// Records a call's id, after replacing an id that is already used.
     pub fn make_unique(&mut self, call: &mut ToolCall) {
-        if self.0.insert(call.id.clone()) {
+        let Some(&latest) = self.0.get(&call.id) else {
+            self.0.insert(call.id.clone(), 1);
             return;
-        }
-        let mut count = 2;
-        let mut id = format!("{}-{count}", call.id);
-        while !self.0.insert(id.clone()) {
-            count += 1;
-            id = format!("{}-{count}", call.id);
-        }
-        call.id = id;
+        };
+        let mut number = latest;
+        let id = loop {
+            number += 1;
+            let id = format!("{}-{number}", call.id);
+            if !self.0.contains_key(&id) {
+                break id;
+            }
+        };
+        self.0.insert(id.clone(), 1);
+        self.0.insert(std::mem::replace(&mut call.id, id), number);
         call.has_provider_id = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_repetitions_are_numbered_in_linear_time() {
+        let mut ids = ToolCallIds::default();
+        let mut unique = |id: &str| {
+            let mut call = ToolCall::new(Some(id.to_owned()), "ls", "{}");
+            ids.make_unique(&mut call);
+            call.id
+        };
+        unique("a-3");
+        assert_eq!(
+            ["a", "a", "a", "a-3"].map(&mut unique),
+            ["a", "a-2", "a-4", "a-3-2"]
+        );
+        let last = (0..20_000).map(|_| unique("call_0")).last();
+        assert_eq!(last.as_deref(), Some("call_0-20000"));
     }
 }
