@@ -1,7 +1,5 @@
 //! Enforcement of policies by the service and by `ulimit`.
 
-use std::time::Duration;
-
 use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, ExitStatus, SandboxError};
 use serde_json::{Map, Value, json};
@@ -55,30 +53,26 @@ fn enforced_by(policy: &Policy, field: PolicyField) -> EnforcedBy {
 
 /// Returns the request's fields for the network policy, if the API can express it.
 pub(crate) fn network(policy: &Policy) -> Option<Map<String, Value>> {
-    let fields = match policy.network.as_ref()? {
-        Network::Off => json!({ "allow_internet_access": false }),
-        Network::Hosts(hosts) if hosts.is_empty() => json!({ "allow_internet_access": false }),
-        Network::Hosts(hosts) => {
+    let (name, value) = match policy.network.as_ref()? {
+        Network::Hosts(hosts) if !hosts.is_empty() => {
             let names: Vec<String> = hosts.iter().map(ToString::to_string).collect();
             // The API has no ports.
             if names.iter().any(|name| name.contains(':')) {
                 return None;
             }
-            json!({ "network": { "allowOut": names, "denyOut": ["0.0.0.0/0"] } })
+            let network = json!({ "allowOut": names, "denyOut": ["0.0.0.0/0"] });
+            ("network", network)
         }
+        Network::Off | Network::Hosts(_) => ("allow_internet_access", Value::Bool(false)),
         _ => return None,
     };
-    match fields {
-        Value::Object(fields) => Some(fields),
-        _ => None,
-    }
+    Some(Map::from_iter([(name.to_owned(), value)]))
 }
 
 /// Limits of commands: those enforced by the driver, and those set by `ulimit`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CommandLimits {
-    pub(crate) wall_time: Option<Duration>,
-    pub(crate) output_bytes: Option<u64>,
+    pub(crate) driven: cantle_command_driver::CommandLimits,
     cpu_seconds: Option<u64>,
     file_bytes: Option<u64>,
     /// Arguments for `ulimit`, such as `t=2 n=64`.
@@ -105,8 +99,7 @@ impl CommandLimits {
             .filter_map(|(letter, limit)| limit.map(|limit| format!("{letter}={limit}")))
             .collect();
         Self {
-            wall_time: limits.wall_time,
-            output_bytes: limits.output_bytes,
+            driven: cantle_command_driver::CommandLimits::new(limits),
             cpu_seconds,
             file_bytes: limits.file_size_bytes,
             ulimits: words.join(" "),

@@ -44,13 +44,7 @@ pub(crate) fn start_request<'a>(
         Stdio::Pipes { has_input } => ("stdin", Value::Bool(has_input)),
         Stdio::Terminal(size) => ("pty", pty(size)),
     };
-    let fields = [("process", process), (field, stdio)];
-    Value::Object(
-        fields
-            .map(|(name, value)| (name.to_owned(), value))
-            .into_iter()
-            .collect(),
-    )
+    json!({ "process": process, (field): stdio })
 }
 
 /// The standard streams of a process.

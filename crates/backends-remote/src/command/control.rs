@@ -107,7 +107,9 @@ impl CommandControl {
                 select! {
                     biased;
                     () = &mut announcing, if !is_announced => is_announced = true,
-                    report = &mut life => break report,
+                    ended = &mut life => {
+                        break ended.unwrap_or_else(|error| Some(Report::Lost(error)));
+                    }
                     () = &mut pump, if !is_pumped => is_pumped = true,
                 }
             };
@@ -189,14 +191,7 @@ impl CommandControl {
     }
 
     /// Performs orders until the command has ended. `None` if its end was ordered.
-    async fn life(&self) -> Option<Report> {
-        match self.end().await {
-            Ok(report) => report,
-            Err(error) => Some(Report::Lost(error)),
-        }
-    }
-
-    async fn end(&self) -> Result<Option<Report>, SandboxError> {
+    async fn life(&self) -> Result<Option<Report>, SandboxError> {
         let Orders {
             terminate,
             kill,

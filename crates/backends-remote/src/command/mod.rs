@@ -16,7 +16,7 @@ mod transport;
 
 use std::sync::Arc;
 
-use cantle_command_driver::{CommandDriver, CommandLimits, DrivenProcess, StartedCommand};
+use cantle_command_driver::{CommandDriver, DrivenProcess, StartedCommand};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SpawnRequest};
 use tokio::sync::{mpsc, oneshot};
 
@@ -55,11 +55,7 @@ pub(crate) async fn spawn(
         )
         .with_advice("Give the input as a file, or use a newer template."));
     }
-    let limits = CommandLimits {
-        wall_time: shared.limits.wall_time,
-        output_bytes: shared.limits.output_bytes,
-    };
-    let driver = CommandDriver::new(request, limits);
+    let driver = CommandDriver::new(request, shared.limits.driven);
     let progress = Arc::new(Progress::default());
     let orders = Orders::default();
     // Kills the command if this start is abandoned, or when all handles are dropped.

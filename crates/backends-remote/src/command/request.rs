@@ -8,11 +8,11 @@ use cantle_command_driver::check_environment;
 use cantle_core::sandbox::{Background, Command, SandboxError, SpawnRequest, Stdin};
 use serde_json::Value;
 
+use super::FIND_SCRIPT;
 use crate::quote::quote_all;
 use crate::script::{Stdio, start_request};
 use crate::shared::Shared;
 
-const FIND: &str = include_str!("../scripts/find.bash");
 const PREPARE: &str = include_str!("../scripts/prepare.bash");
 const COMMAND: &str = include_str!("../scripts/command.bash");
 const TERMINAL: &str = include_str!("../scripts/terminal.bash");
@@ -49,7 +49,7 @@ pub(super) fn build(
     } else {
         COMMAND
     };
-    let script = [FIND, PREPARE, body].concat();
+    let script = [FIND_SCRIPT, PREPARE, body].concat();
     let environment = environment(shared, request)?;
     let arguments = fixed.into_iter().chain(command);
     let stdio = match request.pty {
