@@ -43,14 +43,11 @@ mod wire;
 use cantle_core::llm::{ChatRequest, LlmError};
 use cantle_core::secret::SecretText;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use self::turn::AnthropicAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{
-    ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, encode_params, invalid,
-};
+use crate::http::{ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, invalid};
 
 /// A model behind an endpoint that speaks Anthropic Messages.
 pub type AnthropicClient = HttpClient<Anthropic>;
@@ -140,14 +137,9 @@ impl WireProtocol for Anthropic {
             }
         }
         let thinking = thinking.map(|value| ("thinking", "thinking", value));
-        let params = MessagesParams {
-            model: settings.model,
-            max_tokens,
-            stream: settings.stream,
-            parameters: settings.parameters([thinking, effort])?,
-        };
+        let max_tokens = Some(("max_tokens", max_tokens.into()));
         Ok(Self {
-            params: encode_params(&params)?,
+            params: settings.encode([max_tokens], [thinking, effort])?,
         })
     }
 
@@ -196,14 +188,4 @@ fn thinking_for_effort(effort: &str, max_tokens: u64) -> Result<Value, LlmError>
     };
     let tokens = max_tokens.saturating_mul(percent) / 100;
     Ok(json!({"type": "enabled", "budget_tokens": tokens.max(MIN_THINKING_TOKENS)}))
-}
-
-/// Constant parameters of requests.
-#[derive(Serialize)]
-struct MessagesParams<'a> {
-    model: &'a str,
-    max_tokens: u64,
-    stream: bool,
-    #[serde(flatten)]
-    parameters: Map<String, Value>,
 }

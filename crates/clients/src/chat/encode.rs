@@ -11,8 +11,8 @@ use cantle_core::message::{
 };
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::content::{ChatContentPart, add_text, media_part, parts};
 use super::server::{Server, ServerQuirks, SignatureField};
@@ -306,9 +306,9 @@ struct RequestToolCall<'a> {
     r#type: &'static str,
     function: RequestFunction<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    provider_specific_fields: Option<ThoughtSignature<'a>>,
+    provider_specific_fields: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    extra_content: Option<GoogleExtra<'a>>,
+    extra_content: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -317,21 +317,14 @@ struct RequestFunction<'a> {
     arguments: &'a str,
 }
 
-#[derive(Serialize)]
-struct ThoughtSignature<'a> {
-    thought_signature: &'a str,
-}
-
-#[derive(Serialize)]
-struct GoogleExtra<'a> {
-    google: ThoughtSignature<'a>,
-}
-
 impl<'a> RequestToolCall<'a> {
     fn new(call: &'a ToolCall, field: SignatureField) -> Self {
-        let signature = |wanted| {
-            let signature = call.signature.as_deref().filter(|_| field == wanted);
-            signature.map(|thought_signature| ThoughtSignature { thought_signature })
+        let signature = call.signature.as_ref();
+        let signature = signature.map(|text| json!({"thought_signature": text}));
+        let (litellm, google) = match field {
+            SignatureField::None => (None, None),
+            SignatureField::LiteLlm => (signature, None),
+            SignatureField::Google => (None, signature.map(|it| json!({"google": it}))),
         };
         // Generated ids are sent too: the provider only compares them with those of the results.
         Self {
@@ -341,8 +334,8 @@ impl<'a> RequestToolCall<'a> {
                 name: &call.name,
                 arguments: &call.arguments,
             },
-            provider_specific_fields: signature(SignatureField::LiteLlm),
-            extra_content: signature(SignatureField::Google).map(|google| GoogleExtra { google }),
+            provider_specific_fields: litellm,
+            extra_content: google,
         }
     }
 }

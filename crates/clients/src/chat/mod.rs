@@ -64,8 +64,7 @@ mod wire;
 
 use cantle_core::llm::{ChatRequest, LlmError};
 use cantle_core::secret::SecretText;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use self::encode::ChatEncoder;
 pub use self::server::Server;
@@ -73,7 +72,6 @@ use self::turn::ChatAssembler;
 pub use crate::http::Timeouts;
 use crate::http::{
     ClientSettings, HttpClient, HttpClientBuilder, OutputLimit, WireProtocol, bearer_token,
-    encode_params,
 };
 
 /// A model behind an endpoint that speaks Chat Completions.
@@ -154,16 +152,10 @@ impl WireProtocol for Chat {
             };
             ("reasoning effort", name, value)
         });
-        let params = ChatParams {
-            model: settings.model,
-            stream: settings.stream,
-            stream_options: settings.stream.then_some(StreamOptions {
-                include_usage: true,
-            }),
-            parameters: settings.parameters([limit, effort])?,
-        };
+        let stream_options = || ("stream_options", json!({"include_usage": true}));
+        let stream_options = settings.stream.then(stream_options);
         Ok(Self {
-            params: encode_params(&params)?,
+            params: settings.encode([stream_options], [limit, effort])?,
             encoder: ChatEncoder::new(server, settings.model, options.strict_tools),
             server,
             output_limit,
@@ -191,20 +183,4 @@ impl WireProtocol for Chat {
             .map(|limit| limit.for_messages(&request.messages));
         self.encoder.body(&self.params, request, limit)
     }
-}
-
-/// Constant parameters of requests.
-#[derive(Serialize)]
-struct ChatParams<'a> {
-    model: &'a str,
-    stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stream_options: Option<StreamOptions>,
-    #[serde(flatten)]
-    parameters: Map<String, Value>,
-}
-
-#[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
 }

@@ -9,7 +9,6 @@ use cantle_core::message::{AssistantBlock, ToolCallIds};
 use cantle_core::secret::SecretText;
 use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
-use serde::Serialize;
 
 use super::errors::ErrorContext;
 use super::settings::{ClientSettings, invalid};
@@ -131,15 +130,6 @@ pub trait TurnAssembler: Default + Send {
 /// Returns the name and the value of the authorization header of most providers.
 pub(crate) fn bearer_token(key: &SecretText) -> (&'static str, String) {
     ("authorization", format!("Bearer {}", key.expose()))
-}
-
-/// Encodes the constant parameters of requests as a JSON object without its closing brace.
-pub(crate) fn encode_params(params: &impl Serialize) -> Result<Vec<u8>, LlmError> {
-    let mut params = serde_json::to_vec(params).map_err(|error| {
-        invalid("failed to encode the request parameters as JSON").with_source(error)
-    })?;
-    params.pop();
-    Ok(params)
 }
 
 /// Wraps the error of encoding a message, which only a non-finite number or a non-string key causes.

@@ -35,9 +35,7 @@ pub use self::builder::HttpClientBuilder;
 pub use self::dialect::Dialect;
 #[cfg(feature = "chat")]
 pub(crate) use self::dialect::bearer_token;
-pub(crate) use self::dialect::{
-    TurnAssembler, WireProtocol, encode_params, incomplete_response, unencodable,
-};
+pub(crate) use self::dialect::{TurnAssembler, WireProtocol, incomplete_response, unencodable};
 use self::endpoint::Endpoint;
 pub(crate) use self::errors::ErrorContext;
 #[cfg(any(feature = "anthropic", feature = "responses"))]

@@ -25,15 +25,21 @@ pub struct ClientSettings<'a> {
 }
 
 impl ClientSettings<'_> {
-    /// Returns the request parameters for settings: those of `options` that are set (name of the setting,
-    /// name and value of the parameter), the temperature, and the additional ones.
-    pub(crate) fn parameters(
+    /// Encodes the parameters that all requests have, as a JSON object without its closing brace: the model and
+    /// whether to stream, `fixed` ones, those of `options` that are set (name of the setting, name and value of the
+    /// parameter), the temperature, and the additional ones.
+    pub(crate) fn encode(
         &self,
+        fixed: impl IntoIterator<Item = Option<(&'static str, Value)>>,
         options: impl IntoIterator<Item = Option<(&'static str, &'static str, Value)>>,
-    ) -> Result<Map<String, Value>, LlmError> {
+    ) -> Result<Vec<u8>, LlmError> {
         let temperature = self.temperature;
         let temperature = temperature.map(|it| ("temperature", "temperature", it.into()));
-        let mut parameters = Map::new();
+        let own = [("model", self.model.into()), ("stream", self.stream.into())].map(Some);
+        let fixed = own.into_iter().chain(fixed).flatten();
+        let mut parameters: Map<String, Value> = fixed
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
         for (setting, name, value) in options.into_iter().chain([temperature]).flatten() {
             if self.extra.contains_key(name) {
                 return Err(invalid(format!(
@@ -43,7 +49,9 @@ impl ClientSettings<'_> {
             parameters.insert(name.to_owned(), value);
         }
         parameters.extend(self.extra.clone());
-        Ok(parameters)
+        let mut encoded = Value::Object(parameters).to_string().into_bytes();
+        encoded.pop();
+        Ok(encoded)
     }
 }
 

@@ -44,13 +44,12 @@ mod wire;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use self::encode::ConversationMode;
 use self::turn::ResponsesAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, encode_params};
+use crate::http::{ClientSettings, HttpClient, HttpClientBuilder, WireProtocol};
 
 /// A model behind an endpoint that speaks Responses.
 pub type ResponsesClient = HttpClient<Responses>;
@@ -117,15 +116,11 @@ impl WireProtocol for Responses {
     fn new(options: ResponsesOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
         let effort = settings.reasoning_effort;
         let effort = effort.map(|it| ("reasoning effort", "reasoning", json!({"effort": it})));
-        let params = ResponsesParams {
-            model: settings.model,
-            stream: settings.stream,
-            store: options.stateful,
-            max_output_tokens: settings.max_output_tokens,
-            parameters: settings.parameters([effort])?,
-        };
+        let store = Some(("store", options.stateful.into()));
+        let limit = settings.max_output_tokens;
+        let limit = limit.map(|tokens| ("max_output_tokens", tokens.into()));
         Ok(Self {
-            params: encode_params(&params)?,
+            params: settings.encode([store, limit], [effort])?,
             stateful: options.stateful,
             strict_tools: options.strict_tools,
             unencrypted: AtomicBool::new(false),
@@ -170,16 +165,4 @@ impl Responses {
         let encrypted = !self.unencrypted.load(Ordering::Relaxed);
         encode::body(&self.params, request, mode, encrypted, self.strict_tools)
     }
-}
-
-/// Constant parameters of requests.
-#[derive(Serialize)]
-struct ResponsesParams<'a> {
-    model: &'a str,
-    stream: bool,
-    store: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_output_tokens: Option<u64>,
-    #[serde(flatten)]
-    parameters: Map<String, Value>,
 }

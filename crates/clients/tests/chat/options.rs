@@ -62,7 +62,7 @@ async fn options_are_encoded() {
     client.complete(request).await.unwrap();
 
     let sent = &server.requests()[0];
-    insta::assert_snapshot!(String::from_utf8_lossy(&sent.raw), @r#"{"model":"scripted","stream":false,"max_completion_tokens":8000,"max_tokens":8000,"reasoning_effort":"high","temperature":0.2,"tools":[{"type":"function","function":{"name":"look","description":"Lists files.","parameters":{"properties":{"at":{"type":"string"}},"type":"object"}}}],"tool_choice":"auto","messages":[{"role":"system","content":[{"type":"text","text":"Be brief."}]}]}"#);
+    insta::assert_snapshot!(String::from_utf8_lossy(&sent.raw), @r#"{"max_completion_tokens":8000,"max_tokens":8000,"model":"scripted","reasoning_effort":"high","stream":false,"temperature":0.2,"tools":[{"type":"function","function":{"name":"look","description":"Lists files.","parameters":{"properties":{"at":{"type":"string"}},"type":"object"}}}],"tool_choice":"auto","messages":[{"role":"system","content":[{"type":"text","text":"Be brief."}]}]}"#);
     let header = |name| sent.headers.get(name).and_then(|value| value.to_str().ok());
     assert_eq!(header("authorization"), Some("Bearer sk-1234"));
     assert_eq!(header("content-type"), Some("application/json"));
