@@ -1,7 +1,7 @@
 //! The facts that a model needs about its surroundings, for the head of the first user message.
 //!
-//! The sandbox is asked once per session, by one command. Its answer is hostile like all it says: it is
-//! bounded, and can't end the block that it stands in.
+//! The sandbox is asked once per session, by one command. Its answer is untrusted like all its output:
+//! it is bounded, and can't end the block that it stands in.
 
 mod tree;
 

@@ -359,7 +359,7 @@ impl Tool for RunCommand {
         let text = render_command(&output, self.limits);
         let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
         result.left_running = !output.exit.background.is_empty();
-        // A command that fails did run, and what it says is the answer.
+        // A command that fails did run, and its output is the answer.
         result.success = matches!(
             output.exit.status,
             ExitStatus::Code(_) | ExitStatus::Signal(_)

@@ -376,7 +376,7 @@ impl RunTask {
         let inputs = &self.resources.input_files;
         let mut files = Vec::new();
         let listing = list_new_files(&**sandbox, inputs, &mut files);
-        // What was found in time is enough for a warning.
+        // The files found in time are enough for a warning.
         let _ = tokio::time::timeout(LIST_DEADLINE, listing).await;
         if !files.is_empty() {
             let message = format!(

@@ -539,7 +539,7 @@ async fn a_full_disk_ends_the_run_which_resumes_when_there_is_space() {
     for bytes in [100, 4_000, 25_000, 60_000] {
         let directory = tempfile::tempdir().unwrap();
         let store = RunStore::new(directory.path().join("runs"));
-        // What the shell ignores, what it becomes ignores too: writing then fails.
+        // A signal that the shell ignores stays ignored by the program it becomes: writing then fails.
         let ended = Command::new("sh")
             .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""])
             .arg(std::env::current_exe().unwrap())

@@ -46,7 +46,7 @@ fn boss(first: Value, arguments: Value) -> Scripted {
 #[tokio::test]
 async fn files_go_in_and_come_back_and_everything_is_counted_once() {
     let worker = worker("tr a-z A-Z < in.txt > out.txt", &["out.txt", "missing.txt"]);
-    // What a finish call names has to be there, so the file that can't come back goes meanwhile.
+    // The files that a finish call names have to exist, so the file that can't be returned is removed meanwhile.
     let helper = Agent::builder("helper", worker)
         .provider(CodeExec::new(LocalBackend::new()))
         .finish(cantle_tools::finish_schema(

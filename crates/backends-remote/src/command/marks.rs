@@ -1,4 +1,4 @@
-//! MarkParser: the wrapper script's messages, embedded in the command's output.
+//! The wrapper script's messages, embedded in the command's output.
 //!
 //! A mark consists of a separator byte, a random token, a message, and the separator again.
 

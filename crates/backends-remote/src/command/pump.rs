@@ -90,7 +90,7 @@ impl Progress {
         self.state.borrow().outer
     }
 
-    /// Waits until `select` returns a value of the state.
+    /// Waits until `look` returns a value of the state.
     pub(super) async fn wait_for<T>(&self, look: impl Fn(&CommandState) -> Option<T>) -> T {
         let mut state = self.state.subscribe();
         loop {

@@ -116,14 +116,14 @@ fn a_modified_stream_ends_in_an_answer_or_an_error() {
             }
             let answer = runtime.block_on(answered(dialect, body));
             let kind = answer.err().unwrap_or(LlmErrorKind::Protocol);
-            // What the server said is what is wrong: nothing of it is taken for something else.
-            let told = [
+            // The error names the broken answer as the cause, and nothing else.
+            let expected = [
                 LlmErrorKind::Protocol,
                 LlmErrorKind::Interrupted,
                 LlmErrorKind::Server,
                 LlmErrorKind::InvalidRequest,
             ];
-            assert!(told.contains(&kind), "{dialect}: {kind:?}");
+            assert!(expected.contains(&kind), "{dialect}: {kind:?}");
         }
         Ok(())
     });

@@ -124,7 +124,7 @@ async fn wrong_base_url_paths_have_advice() {
 
 #[tokio::test]
 async fn a_missing_server_has_advice() {
-    // Nobody else gets the address meanwhile, and nothing listens there.
+    // The address stays taken, and nothing listens there.
     let taken = TcpSocket::new_v4().unwrap();
     taken.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let url = format!("http://{}/v1", taken.local_addr().unwrap());

@@ -177,18 +177,18 @@ async fn the_files_of_others_do_not_exist(files: &Files) -> Checked {
     let stored = files
         .put_bytes(&alice, NewFile::named("a"), "secret")
         .await?;
-    let theirs = files.find(&bob, stored.id).await;
-    let nobodys = files.find(&bob, FileId::nil()).await;
+    let foreign = files.find(&bob, stored.id).await;
+    let unknown = files.find(&bob, FileId::nil()).await;
     let messages =
-        [theirs, nobodys].map(|found| found.err().map(|error| (error.kind(), error.to_string())));
-    let [Some(theirs), Some(nobodys)] = messages else {
+        [foreign, unknown].map(|found| found.err().map(|error| (error.kind(), error.to_string())));
+    let [Some(foreign), Some(unknown)] = messages else {
         return Err(Failure::new("a file of another owner was found"));
     };
-    equal("the kind", theirs.0, nobodys.0)?;
+    equal("the kind", foreign.0, unknown.0)?;
     let id = stored.id.to_string();
     equal(
         "the message",
-        theirs.1.replace(&id, "ID").len(),
+        foreign.1.replace(&id, "ID").len(),
         "File not found: ID".len(),
     )?;
     refused(

@@ -167,7 +167,7 @@ fn runs(mark: &str) -> bool {
 async fn background_processes_are_listed() {
     let session = Session::open(provider()).await;
     let mark = format!("600.{}", std::process::id());
-    // What was just forked still looks like its shell.
+    // A process that was just forked still looks like its shell.
     let forked = "until grep -q ^sleep /proc/$!/cmdline; do :; done";
     let line = format!("sleep {mark} & {forked}; echo $! > pid; echo started");
     let output = text(&session.run(&line).await);

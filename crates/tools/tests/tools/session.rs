@@ -62,7 +62,7 @@ pub(crate) async fn call(
     tool.call(arguments, cx).await
 }
 
-/// Somebody who watches a call.
+/// Receives the output of a call while it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
     seen: Mutex<String>,

@@ -248,7 +248,7 @@ async fn media_are_written_with_their_line_and_no_list_of_runs_reads_them() {
         .unwrap()
         .unwrap()
         .path();
-    // Nobody could read it as a file.
+    // A directory cannot be read as a file.
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     drop(journal);

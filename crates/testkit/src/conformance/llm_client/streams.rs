@@ -78,7 +78,7 @@ async fn pieces_come_as_they_are_sent(factory: &ClientFactory<'_>) -> Checked {
 }
 
 async fn a_stream_that_breaks_off_is_interrupted(factory: &ClientFactory<'_>) -> Checked {
-    // After some text; within a tool call; after error_texts but the finish reason.
+    // After some text; within a tool call; after everything except the finish reason.
     let turn = Turn::text("one two").call(ToolCall::new("look", r#"{"at":"here"}"#));
     for events in [2, 4, 6] {
         let cut = turn.clone().fault_always(Fault::CutAfterEvents(events));

@@ -235,7 +235,7 @@ async fn missing_usage_is_none(factory: &ClientFactory<'_>) -> Checked {
     Ok(())
 }
 
-/// A turn with something of error_texts.
+/// A turn with every kind of content.
 fn rich_turn() -> Turn {
     Turn::text("größer → 数")
         .reasoning("Hm.")

@@ -100,7 +100,7 @@ proptest! {
         if let Ok(words) = split(&line) {
             prop_assert!(!words.is_empty());
             let form = join(&words);
-            // What looks like an assignment only because its quotes are gone stays refused.
+            // A word that looks like an assignment only because its quotes are gone stays refused.
             if let Ok(again) = split(&form) {
                 prop_assert_eq!(again, words);
             }
