@@ -225,7 +225,10 @@ async fn reattach(
     }
 }
 
-async fn inspect(engine: &Engine, id: &str) -> Result<ContainerInspectResponse, SandboxError> {
+pub(crate) async fn inspect(
+    engine: &Engine,
+    id: &str,
+) -> Result<ContainerInspectResponse, SandboxError> {
     let looked = engine.api().inspect_container(id, None).await;
     looked.map_err(|error| request_failed("failed to inspect a container", &error))
 }

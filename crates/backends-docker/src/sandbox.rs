@@ -8,15 +8,17 @@ use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Enforcement, FileInfo, Isolation, Process, Sandbox, SandboxError,
-    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival,
-    WriteOptions,
+    ByteRange, ByteStream, Connection, Enforcement, FileInfo, Isolation, Process, Sandbox,
+    SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest,
+    Survival, WriteOptions,
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
 use crate::container::{Container, remove};
 use crate::engine::Engine;
 use crate::engine::failure::request_failed;
+use crate::open::inspect;
 use crate::options::Options;
 use crate::owner::ContainerName;
 use crate::runner::CommandRunner;
@@ -41,6 +43,8 @@ pub(crate) struct DockerSandbox {
     container: Container,
     runner: CommandRunner,
     ownership: Ownership,
+    /// Whether the container's loopback interface is that of its machine; asked once.
+    shares_network: OnceCell<bool>,
     state: Mutex<SandboxState>,
 }
 
@@ -84,6 +88,7 @@ impl DockerSandbox {
             info,
             container,
             runner,
+            shares_network: OnceCell::new(),
             state: Mutex::new(SandboxState {
                 closed: false,
                 kept: ownership == Ownership::Owned { kept: true },
@@ -182,6 +187,28 @@ impl Sandbox for DockerSandbox {
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         delegate!(self, rename(from, to))
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.check_open()?;
+        let CommandRunner::Supervised(relay) = &self.runner else {
+            let message = format!(
+                "port {port} can't be connected to: the supervisor doesn't run in the container"
+            );
+            return Err(SandboxError::unsupported(message));
+        };
+        let shares_network = self.shares_network.get_or_try_init(|| async {
+            let found = inspect(&self.container.engine, &self.container.id).await?;
+            let mode = found.host_config.and_then(|host| host.network_mode);
+            Ok::<_, SandboxError>(mode.as_deref() == Some("host"))
+        });
+        if *shares_network.await? {
+            let message = format!(
+                "port {port} can't be connected to: the container shares its machine's network"
+            );
+            return Err(SandboxError::unsupported(message));
+        }
+        self.map_gone(relay.open_port(port).await)
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

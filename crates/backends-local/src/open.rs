@@ -76,6 +76,8 @@ pub(crate) fn open(
         environment,
         shell,
         engine: built.engine,
+        #[cfg(confined)]
+        connections: cantle_core::sandbox::Connections::default(),
         numbers: AtomicU32::new(0),
         state: Mutex::new(SandboxState::new(is_kept)),
     }))

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
+#[cfg(confined)]
+use cantle_core::sandbox::Connection;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxHandle, SandboxInfo,
     SandboxPath, SpawnRequest, WriteOptions,
@@ -89,6 +91,13 @@ impl Sandbox for LocalSandbox {
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         let (from, to) = (from.clone(), to.clone());
         self.with_files(move |root| root.rename(&from, &to)).await
+    }
+
+    #[cfg(confined)]
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.shared.check_open()?;
+        let connecting = self.shared.engine.connect(port);
+        self.shared.connections.open(connecting).await
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

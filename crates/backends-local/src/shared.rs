@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+#[cfg(confined)]
+use cantle_core::sandbox::Connections;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, Survival};
 use tokio::task::JoinSet;
 
@@ -26,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) shell: PathBuf,
     pub(crate) limits: BackendLimits,
     pub(crate) engine: Engine,
+    #[cfg(confined)]
+    pub(crate) connections: Connections,
     pub(crate) numbers: AtomicU32,
     pub(crate) state: Mutex<SandboxState>,
 }

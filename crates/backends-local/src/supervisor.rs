@@ -255,6 +255,17 @@ pub(crate) fn report(socket: BorrowedFd<'_>) -> io::Result<Option<(Report, Optio
     Ok(report.map(|report| (report, fds.into_iter().next())))
 }
 
+/// Receives the answer to [`Order::Connect`]; `WouldBlock` if there is none yet.
+pub(crate) fn connected_socket(answer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut errno = [0; size_of::<i32>()];
+    let (length, sockets) = receive(answer, &mut errno)?;
+    match (i32::from_le_bytes(errno), sockets.into_iter().next()) {
+        (0, Some(socket)) if length == errno.len() => Ok(socket),
+        (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+        (errno, _) => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
 fn receive(socket: BorrowedFd<'_>, message: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

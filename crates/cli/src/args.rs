@@ -22,6 +22,7 @@ pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
+use crate::commands::publish::PublishArg;
 use crate::files::FilesArgs;
 use crate::mcp::McpArgs;
 use crate::settings::{
@@ -372,6 +373,10 @@ pub(crate) struct ExecArgs {
     /// Allocate a terminal for the command, as interactive programs need
     #[arg(long, short)]
     pub(crate) tty: bool,
+
+    /// Pass TCP connections to a port of this machine on to the same port of the sandbox [default ADDR: 127.0.0.1]
+    #[arg(long, value_name = "[ADDR:]PORT")]
+    pub(crate) publish: Vec<PublishArg>,
 
     /// Report to standard error how the sandbox is isolated
     #[arg(long, short)]

@@ -4,8 +4,11 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, Request, Uri};
 
-const ID_HEADER: &str = "e2b-sandbox-id";
-const PORT_HEADER: &str = "e2b-sandbox-port";
+pub(crate) const ID_HEADER: &str = "e2b-sandbox-id";
+pub(crate) const PORT_HEADER: &str = "e2b-sandbox-port";
+/// The port of envd.
+pub(crate) const ENVD_PORT: u16 = 49983;
+const ENVD_PORT_TEXT: &str = "49983";
 pub(crate) const TOKEN_HEADER: &str = "x-access-token";
 pub(crate) const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
 
@@ -28,8 +31,10 @@ pub(crate) enum Destination {
 pub(crate) fn destination<B>(request: &Request<B>) -> Destination {
     let header = |name| request.headers().get(name).map(|value| value.to_str());
     match (header(ID_HEADER), header(PORT_HEADER)) {
-        // The Python SDK 2.10 sends the headers to the control plane, too.
-        (Some(_), Some(_)) if is_control_path(request.uri().path()) => Destination::ControlPlane,
+        // The Python SDK 2.10 sends the headers of envd to the control plane, too.
+        (Some(_), Some(Ok(ENVD_PORT_TEXT))) if is_control_path(request.uri().path()) => {
+            Destination::ControlPlane
+        }
         (Some(Ok(id)), Some(Ok(port))) => sandbox(id, port).unwrap_or(Destination::Malformed),
         (None, None) => {
             let host = host(request.uri(), request.headers()).unwrap_or_default();

@@ -143,7 +143,8 @@ async fn drive<A, F>(
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_HEAD_TIMEOUT)
         .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let mut serving = std::pin::pin!(serving);
     let unauthenticated = async {
         sleep_until(deadline).await;
@@ -177,6 +178,19 @@ pub(crate) async fn admit(
     match request.get::<Arc<Connection>>() {
         Some(connection) => connection.authenticate(owner).await,
         None => Ok(()),
+    }
+}
+
+/// Keeps the place of a request's connection after the connection has been upgraded.
+pub(crate) struct Held {
+    _connection: Option<Arc<Connection>>,
+}
+
+impl Held {
+    pub(crate) fn of(request: &http::Extensions) -> Self {
+        Self {
+            _connection: request.get::<Arc<Connection>>().map(Arc::clone),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use serde_json::json;
 
-use crate::address::{TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
+use crate::address::{ENVD_PORT, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
 use crate::api_error::TOO_MANY_CONNECTIONS;
 use crate::connections;
 use crate::envd;
@@ -24,21 +24,25 @@ use crate::envd::rpc::{self, CallKind};
 use crate::fleet::{Fleet, Member};
 use crate::interpreter;
 use crate::keys;
+use crate::ports::{self, Unanswered};
 
-/// The ports of envd and of the code interpreter.
-const ENVD_PORT: u16 = 49983;
+/// The port of the code interpreter.
 const INTERPRETER_PORT: u16 = 49999;
 
 /// Lifetime of a sandbox that a request resumed.
 const RESUMED_LIFETIME: Duration = Duration::from_secs(300);
 
-/// Serves a request to a port of a sandbox, from pages of any origin: the token protects the sandbox.
+/// Serves a request to a port of a sandbox. Its own services answer pages of any origin: the token protects the
+/// sandbox.
 pub(crate) async fn serve(
     fleet: &Arc<Fleet>,
     id: &str,
     port: u16,
     request: Request<Body>,
 ) -> Response {
+    if !matches!(port, ENVD_PORT | INTERPRETER_PORT) {
+        return respond(fleet, id, port, request).await;
+    }
     allow_any_origin(match *request.method() {
         Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
         _ => respond(fleet, id, port, request).await,
@@ -57,8 +61,9 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     {
         return EnvdError::new(RpcCode::ResourceExhausted, TOO_MANY_CONNECTIONS).into_plain();
     }
+    let is_health_check = matches!(port, ENVD_PORT | INTERPRETER_PORT) && is_health_check(&request);
     let resumes = member.is_paused() && member.identity.spec.auto_resume;
-    if resumes && access.is_ok() && !is_health_check(&request) {
+    if resumes && access.is_ok() && !is_health_check {
         // A failure shows as "not found" below.
         let _ = fleet.connect(&member, RESUMED_LIFETIME).await;
     }
@@ -69,12 +74,23 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
         ENVD_PORT => None,
         INTERPRETER_PORT => match live.contexts() {
             Some(contexts) => Some(contexts),
-            None => return closed_port(id, port),
+            None => return closed_port(id, port, None),
         },
-        _ => return closed_port(id, port),
+        _ => {
+            if let Err(error) = access {
+                return error.into_plain();
+            }
+            let forwarded = envd::serve(&live, async {
+                match ports::forward(&live, port, request).await {
+                    Ok(response) => response,
+                    Err(unanswered) => closed_port(id, port, Some(unanswered)),
+                }
+            });
+            return forwarded.await.unwrap_or_else(|| not_found(id));
+        }
     };
     if let Err(error) = access
-        && !is_health_check(&request)
+        && !is_health_check
     {
         return error.into_plain();
     }
@@ -121,14 +137,18 @@ fn is_health_check(request: &Request<Body>) -> bool {
 fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), EnvdError> {
     let path = request.uri().path();
     let token = member.identity.token.expose();
-    // SDKs send only this header with requests about contexts.
-    let has_traffic_token =
-        || port == INTERPRETER_PORT && header_is(request, TRAFFIC_TOKEN_HEADER, token);
-    if has_token(request, token) || has_traffic_token() {
+    let is_public = !matches!(port, ENVD_PORT | INTERPRETER_PORT)
+        && !member.identity.spec.restricts_public_traffic();
+    // SDKs send only the traffic token with requests about contexts.
+    let has_traffic_token = || {
+        let token = member.identity.traffic_token();
+        port != ENVD_PORT && header_is(request, TRAFFIC_TOKEN_HEADER, token.expose())
+    };
+    if is_public || has_token(request, token) || has_traffic_token() {
         return Ok(());
     }
     let verdict = match files::operation(request.method()) {
-        Some(operation) if path == "/files" => {
+        Some(operation) if port == ENVD_PORT && path == "/files" => {
             signature::check(&FileQuery::parse(request.uri()), operation, token)
         }
         _ => SignatureCheck::Invalid,
@@ -207,8 +227,15 @@ fn not_found(id: &str) -> Response {
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-fn closed_port(id: &str, port: u16) -> Response {
-    let message = "The sandbox is running but port is not open";
-    let body = json!({ "sandboxId": id, "message": message, "port": port, "code": 502 });
-    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+fn closed_port(id: &str, port: u16, unanswered: Option<Unanswered>) -> Response {
+    let unanswered = unanswered.unwrap_or(Unanswered {
+        status: StatusCode::BAD_GATEWAY,
+        reason: None,
+    });
+    let (status, reason) = (unanswered.status, unanswered.reason);
+    let message =
+        reason.unwrap_or_else(|| "The sandbox is running but port is not open".to_owned());
+    let body =
+        json!({ "sandboxId": id, "message": message, "port": port, "code": status.as_u16() });
+    (status, Json(body)).into_response()
 }

@@ -37,6 +37,7 @@ mod fleet;
 mod gateway;
 mod interpreter;
 mod keys;
+mod ports;
 mod random;
 mod server;
 mod settings;

@@ -5,7 +5,7 @@
 
 use crate::command::{self, CommandTable};
 use crate::setup::{self, CommandProfile, Mounts};
-use crate::sys::{self, Fd, NONE, PollFd};
+use crate::sys::{self, Errno, Fd, NONE, PollFd};
 use crate::tree::{Keepers as _, Tree};
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
@@ -132,6 +132,18 @@ impl<'b> Init<'b> {
                     let count = all.saturating_sub(self.commands.keepers()) as u32;
                     // Few bytes always fit in an empty pipe.
                     let _ = sys::write(*pipe, &count.to_le_bytes());
+                }
+            }
+            Order::Connect { port, v6 } => {
+                if let Some(answer) = fds.first() {
+                    let (Errno(errno), socket) = match sys::connect_to_loopback(port, v6, false) {
+                        Ok(socket) => (Errno(0), socket),
+                        Err(errno) => (errno, NONE),
+                    };
+                    let sockets = &[socket][usize::from(socket == NONE)..];
+                    // Fails if the owner is gone.
+                    let _ = sys::send(*answer, &errno.to_le_bytes(), sockets);
+                    sockets.iter().copied().for_each(sys::close);
                 }
             }
         }

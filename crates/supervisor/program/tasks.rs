@@ -1,4 +1,4 @@
-//! File tasks: file operations that the supervisor performs where there is no program to do it.
+//! File tasks: file operations and connections that the supervisor performs where there is no program to do it.
 //!
 //! A task is the body of a command without a program. Its result is written to the command's stdout, a
 //! [`TaskError`] to its stderr. Both sides are compiled from this file.
@@ -60,6 +60,12 @@ wire_enum! {
             /// The number of paths that follow.
             count: u32,
         } = 8,
+        /// Connects to a TCP port of the loopback interface. Once connected, stdout carries a zero, then what the server
+        /// sends; the server gets stdin.
+        Connect {
+            /// The port.
+            port: u16,
+        } = 9,
     }
 }
 

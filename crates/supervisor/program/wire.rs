@@ -60,6 +60,14 @@ wire_enum! {
         } = 6,
         /// Counts the processes of all commands into the accompanying pipe: a `u32` in little-endian order.
         Count = 7,
+        /// Connects to a TCP port of the loopback interface. Descriptor: a socket, which gets an error number (`i32`
+        /// in little-endian order, 0 for none), and with 0 the connected or connecting socket, which does not block.
+        Connect {
+            /// The port.
+            port: u16,
+            /// Whether to connect to `::1` instead of `127.0.0.1`.
+            v6: bool,
+        } = 8,
     }
 }
 

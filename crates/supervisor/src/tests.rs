@@ -30,6 +30,10 @@ fn orders_round_trip() {
         Order::Terminate { id: 1 },
         Order::Kill { id: 2 },
         Order::List { id: 3 },
+        Order::Connect {
+            port: u16::MAX,
+            v6: true,
+        },
     ];
     for order in orders {
         assert_eq!(Order::decode(&order.encode()), Some(order));
@@ -295,6 +299,7 @@ fn tasks_round_trip() {
             to: c"/",
         },
         Task::FindProgram { count: 3 },
+        Task::Connect { port: 80 },
     ];
     for task in tasks {
         let body = encoded(&task);

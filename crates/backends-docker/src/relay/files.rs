@@ -455,7 +455,7 @@ async fn send_chunk(input: &mut InputWriter, chunk: Bytes) -> Result<(), Sandbox
 }
 
 /// Encodes a command that runs a task; `names` are the task's arguments.
-fn encode_task(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
+pub(super) fn encode_task(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer
         .write(&Spawn {

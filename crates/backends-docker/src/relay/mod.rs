@@ -6,6 +6,7 @@
 //! kills all processes, and all calls fail with [`Gone`](cantle_core::sandbox::SandboxErrorKind::Gone).
 
 mod command;
+mod connect;
 mod files;
 mod link;
 mod options;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
-use cantle_core::sandbox::{Process, SandboxError, SandboxErrorKind, SpawnRequest};
+use cantle_core::sandbox::{Connections, Process, SandboxError, SandboxErrorKind, SpawnRequest};
 use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
@@ -81,6 +82,7 @@ struct Inner {
     /// The variables of every command.
     environment: BTreeMap<OsString, OsString>,
     task_limits: TaskLimits,
+    connections: Connections,
     /// The latest known number of processes killed at the memory limit.
     oom_kills: AtomicU64,
 }
@@ -124,6 +126,7 @@ impl Relay {
             shell: None,
             environment: BTreeMap::new(),
             task_limits: TaskLimits::new(),
+            connections: Connections::default(),
             oom_kills: AtomicU64::new(0),
         };
         let found = timeout(SHELL_TIMEOUT, inner.find_shell()).await;

@@ -13,9 +13,9 @@ use async_trait::async_trait;
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend, ByteRange, ByteStream, EnforcedBy, Enforcement, FileInfo, Process, Sandbox,
-    SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath, SpawnRequest,
-    WriteOptions,
+    Backend, ByteRange, ByteStream, Connection, EnforcedBy, Enforcement, FileInfo, Process,
+    Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath,
+    SpawnRequest, WriteOptions,
 };
 use cantle_supervisor::PROGRAM;
 use tempfile::TempDir;
@@ -300,6 +300,11 @@ impl Sandbox for RelaySandbox {
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.check()?;
         self.relay.rename(from, to).await
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.check()?;
+        self.relay.open_port(port).await
     }
 
     async fn close(&self) -> Result<(), SandboxError> {

@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 pub(crate) use self::start::start;
 
 /// Registers a non-blocking descriptor with the runtime.
-fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     #[expect(
         deprecated,
         reason = "unsound only for types that change their descriptor, which `OwnedFd` doesn't; \

@@ -214,7 +214,7 @@ pub(crate) struct EnforcementState {
     pub(crate) has_filter: bool,
     pub(crate) has_terminals: bool,
     identity: Identity,
-    has_network: bool,
+    pub(crate) has_network: bool,
     storage: Storage,
     /// The fields that the size of the files' file system limits.
     sized: SizedFields,

@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cantle_command_driver::explain_oom_kill;
 use cantle_core::policy::{Network, Policy, Strictness};
@@ -13,8 +13,13 @@ use cantle_core::sandbox::{Enforcement, Exit, SandboxError, SandboxPath};
 use cantle_supervisor::wire::Order;
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
 
 use super::{BuiltEngine, check_enforced, check_owner};
+use crate::command;
 use crate::confinement::{self, ConfinementRequest, EnforcementState, PROXY_PORT, Plan};
 use crate::files::{Root, ViewPaths};
 use crate::groups::{Groups, LimitEvents};
@@ -23,7 +28,13 @@ use crate::mode::{Mode, is_confined};
 use crate::proxy::{Denials, Proxy, ProxySettings};
 use crate::settings::LocalSettings;
 use crate::storage::Storage;
-use crate::supervisor::{SetupOutcome, StartError, Supervisor};
+use crate::supervisor::{SetupOutcome, StartError, Supervisor, connected_socket, message_sockets};
+
+/// Time limit for connecting to a port.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Pause between two attempts to send an order with descriptors.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Runs the commands of a sandbox.
 #[derive(Debug)]
@@ -34,6 +45,8 @@ pub(crate) struct Engine {
     proxy: Option<Proxy>,
     /// Whether the sandbox can allocate terminals.
     pub(crate) has_terminals: bool,
+    /// Whether it has a loopback interface of its own.
+    has_network: bool,
 }
 
 /// The state of counters when a command was started.
@@ -45,9 +58,65 @@ pub(crate) struct StartMark {
 }
 
 impl Engine {
-    /// Sends an order to the supervisor without blocking.
-    pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.supervisor.order(order, fds)
+    /// Sends an order with descriptors once the supervisor has room for it.
+    pub(crate) async fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        loop {
+            match self.supervisor.order(order, fds) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BUSY_PAUSE).await,
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Connects to a port of the sandbox's loopback interface.
+    pub(crate) async fn connect(&self, port: u16) -> Result<TcpStream, SandboxError> {
+        if !self.has_network {
+            let message = format!(
+                "port {port} can't be connected to: the sandbox shares this machine's network, or has no \
+                 network namespace"
+            );
+            return Err(SandboxError::unsupported(message).with_advice(
+                "It needs a policy that restricts the network, on a machine that allows namespaces.",
+            ));
+        }
+        let failed = |error: io::Error| SandboxError::connect_failed(port, &error);
+        if self.proxy.is_some() && port == PROXY_PORT {
+            return Err(failed(io::ErrorKind::ConnectionRefused.into()));
+        }
+        let connecting = async {
+            match self.connect_to(port, false).await {
+                // Servers that listen on `localhost` may have chosen this address.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    self.connect_to(port, true).await
+                }
+                connected => connected,
+            }
+        };
+        let connected = timeout(CONNECT_DEADLINE, connecting).await;
+        connected
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(failed)
+    }
+
+    async fn connect_to(&self, port: u16, v6: bool) -> io::Result<TcpStream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (answer, answer_end) = message_sockets(flags)?;
+        let order = Order::Connect { port, v6 };
+        self.order(order, &[answer_end.as_fd()]).await?;
+        drop(answer_end);
+        let answer = command::register(answer, Interest::READABLE)?;
+        let received = loop {
+            let mut ready = answer.readable().await?;
+            if let Ok(received) = ready.try_io(|answer| connected_socket(answer.as_fd())) {
+                break received;
+            }
+        };
+        let stream = TcpStream::from_std(received?.into())?;
+        stream.writable().await?;
+        match stream.take_error()? {
+            Some(error) => Err(error),
+            None => Ok(stream),
+        }
     }
 
     /// Sends an order to the supervisor as soon as it has room for it, without blocking.
@@ -233,6 +302,7 @@ pub(crate) fn build(
                 groups,
                 proxy,
                 has_terminals: state.has_terminals,
+                has_network: state.has_network,
             },
         });
     }

@@ -20,6 +20,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::publish;
 use crate::args::ExecArgs;
 use crate::backend::BackendArg;
 use crate::config;
@@ -51,9 +52,18 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
+    let listeners = publish::listen(&args.publish).await?;
     let sandbox = open(&backend, &policy).await?;
     report(sandbox.info(), args.verbose).await;
-    let code = run(args, &*sandbox, cancellation).await;
+    let published = publish::check(&args.publish, &*sandbox).await;
+    let running = async {
+        published?;
+        tokio::select! {
+            code = run(args, &*sandbox, cancellation) => code,
+            never = publish::serve(listeners, &*sandbox) => match never {},
+        }
+    };
+    let code = running.await;
     let closed = sandbox
         .close()
         .await

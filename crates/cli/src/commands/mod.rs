@@ -8,6 +8,7 @@ pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod gc;
 pub(crate) mod mcp;
+pub(crate) mod publish;
 pub(crate) mod python;
 pub(crate) mod run;
 pub(crate) mod runs;

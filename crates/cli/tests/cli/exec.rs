@@ -237,3 +237,51 @@ async fn docker_backend_runs_commands_in_containers() {
         .await;
     assert_eq!((exited.code, &*exited.stdout), (Some(3), "/workspace\n7\n"));
 }
+
+#[tokio::test]
+async fn published_ports_lead_to_the_sandbox() {
+    let env = TestEnv::new();
+    // An address of this test alone, so that any port of it is free.
+    let id = std::process::id().to_be_bytes();
+    let address = format!("127.{}.{}.{}:8000", 100 + id[1] % 100, id[2], id[3].max(1));
+    let server = "use IO::Socket::INET; $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1:8000') or die; \
+                  $| = 1; print \"ready\\n\"; $c = $s->accept; $line = <$c>; print $c \"got $line\"; close $c; print $line";
+    let args = ["exec", "--publish", &address, "--", "perl", "-e", server];
+    let mut child = env.command(args).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut ready = [0; 6];
+    timeout(DEADLINE, stdout.read_exact(&mut ready))
+        .await
+        .expect("the server starts")
+        .unwrap();
+    let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut connection, b"hello\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    timeout(DEADLINE, connection.read_to_string(&mut answer))
+        .await
+        .expect("an answer")
+        .unwrap();
+    assert_eq!(answer, "got hello\n");
+    let exited = timeout(DEADLINE, child.wait()).await.unwrap().unwrap();
+    assert_eq!(exited.code(), Some(0));
+    assert!(tokio::net::TcpStream::connect(&address).await.is_err());
+
+    let shared = env.run([
+        "exec",
+        "--policy",
+        "unconfined",
+        "--publish",
+        &address,
+        "--",
+        "true",
+    ]);
+    let shared = shared.await;
+    assert_eq!(shared.code, Some(125));
+    assert!(
+        shared.stderr.contains("shares this machine's network"),
+        "{}",
+        shared.stderr
+    );
+}

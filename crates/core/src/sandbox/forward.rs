@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Backend, ByteRange, ByteStream, Exit, FileInfo, OutputStream, Process, ProcessStdin, PtySize,
-    Sandbox, SandboxContext, SandboxError, SandboxHandle, SandboxInfo, SandboxPath, Signal,
-    SpawnRequest, WriteOptions,
+    Backend, ByteRange, ByteStream, Connection, Exit, FileInfo, OutputStream, Process,
+    ProcessStdin, PtySize, Sandbox, SandboxContext, SandboxError, SandboxHandle, SandboxInfo,
+    SandboxPath, Signal, SpawnRequest, WriteOptions,
 };
 
 macro_rules! forward_to_pointee {
@@ -81,6 +81,10 @@ macro_rules! forward_to_pointee {
                 to: &SandboxPath,
             ) -> Result<(), SandboxError> {
                 (**self).rename(from, to).await
+            }
+
+            async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+                (**self).connect(port).await
             }
 
             async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

@@ -12,6 +12,7 @@
 //! and removes what it can.
 
 mod boundary;
+mod connection;
 mod decoder;
 mod error;
 mod exit;
@@ -41,6 +42,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 
+pub use self::connection::{Connection, Connections, MAX_CONNECTIONS};
 pub use self::decoder::Utf8Decoder;
 pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
@@ -60,7 +62,7 @@ pub use self::signal::Signal;
 pub use self::transfer::{
     OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,
 };
-pub use self::walk::{Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkEntry};
+pub use self::walk::{Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkEntry, media_type};
 use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::principal::Principal;
@@ -239,6 +241,19 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`SandboxErrorKind::NotFound`] if it doesn't exist.
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError>;
+
+    /// Connects to a TCP port of the sandbox's loopback interface; at most [`MAX_CONNECTIONS`] are open at a time. It
+    /// gives the sandbox no network.
+    ///
+    /// # Errors
+    /// [`SandboxErrorKind::NotFound`] if no server listens there, [`SandboxErrorKind::Unavailable`] if too many
+    /// connections are open, [`SandboxErrorKind::Unsupported`] if the backend can't connect or the sandbox has no
+    /// loopback interface of its own.
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        let backend = &self.info().backend;
+        let message = format!("the {backend} backend can't connect to port {port} of a sandbox");
+        Err(SandboxError::unsupported(message))
+    }
 
     /// Keeps the sandbox for [`Backend::reattach`] after it is dropped, to the extent that
     /// [`SandboxInfo::survival`] states. [`close`](Self::close) still removes it.

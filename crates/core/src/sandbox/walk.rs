@@ -398,18 +398,22 @@ async fn artifact<S: Sandbox + ?Sized>(
             format!("`{path}` has more than the {room} bytes that are left for artifacts");
         return Err(SandboxError::invalid_input(message));
     }
-    let by_bytes = infer::get(&magic).map(|found| found.mime_type());
     Ok(Artifact {
         path: path.clone(),
         size_bytes,
-        // Office documents are archives to their magic bytes.
-        media_type: by_bytes
-            .filter(|found| *found != "application/zip")
-            .or_else(|| by_name(path))
-            .or(by_bytes)
-            .map(str::to_owned),
+        media_type: media_type(path, &magic).map(str::to_owned),
         sha256: format!("{:x}", digest.finalize()),
     })
+}
+
+/// Returns the media type of a file by its first bytes, or else by its name; `None` if both are unknown.
+pub fn media_type(path: &SandboxPath, first: &[u8]) -> Option<&'static str> {
+    let by_bytes = infer::get(first).map(|found| found.mime_type());
+    // Office documents are archives to their magic bytes.
+    by_bytes
+        .filter(|found| *found != "application/zip")
+        .or_else(|| by_name(path))
+        .or(by_bytes)
 }
 
 /// Returns the media type of files that have no magic bytes.

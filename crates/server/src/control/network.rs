@@ -20,6 +20,7 @@ pub(super) struct NetworkRules {
     deny_out: Vec<String>,
     #[serde(deserialize_with = "protobuf::or_default")]
     dns_servers: Vec<String>,
+    /// Applied to each request to a port.
     allow_public_traffic: Option<bool>,
     mask_request_host: Option<String>,
     #[serde(deserialize_with = "protobuf::or_default")]
@@ -47,8 +48,6 @@ pub(super) fn restrict(
         let message = format!("network.{name} can't be enforced by this server");
         return Err(ApiError::bad_request(message));
     }
-    // Sandboxes accept no incoming connections, so this setting has no effect.
-    let _ = rules.allow_public_traffic;
     let denies_all = !rules.deny_out.is_empty();
     let is_partial = |range: &&String| !ALL_ADDRESSES.contains(&range.as_str());
     if let Some(range) = rules.deny_out.iter().find(is_partial) {

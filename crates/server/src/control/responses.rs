@@ -26,7 +26,7 @@ pub(super) fn sandbox(member: &Member, settings: &Settings) -> Value {
         "clientID": CLIENT_ID,
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": identity.token.expose(),
-        "trafficAccessToken": settings.interpreter.as_ref().map(|_| identity.token.expose()),
+        "trafficAccessToken": identity.traffic_token().expose(),
     });
     if let (Some(domain), Some(fields)) = (&settings.domain, sandbox.as_object_mut()) {
         fields.insert("domain".to_owned(), domain.as_str().into());

@@ -11,6 +11,7 @@ use cantle_core::sandbox::SandboxHandle;
 use cantle_core::secret::SecretText;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -61,7 +62,26 @@ impl fmt::Debug for SandboxIdentity {
     }
 }
 
+impl SandboxSpec {
+    /// Whether requests to servers in the sandbox need a token.
+    pub(crate) fn restricts_public_traffic(&self) -> bool {
+        let network = self.requested_network.as_ref();
+        network.is_some_and(|network| network["allowPublicTraffic"] == false)
+    }
+}
+
 impl SandboxIdentity {
+    /// Returns the token for the ports of servers in the sandbox and of the code interpreter. It is derived from the
+    /// access token, which it does not reveal.
+    pub(crate) fn traffic_token(&self) -> SecretText {
+        let digest = Sha256::new()
+            .chain_update("traffic ")
+            .chain_update(self.token.expose())
+            .finalize();
+        let token: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        token.into()
+    }
+
     /// Environment variables of every command: E2B's own, overridden by the requested ones.
     pub(crate) fn environment(&self) -> BTreeMap<String, SecretText> {
         let own = [

@@ -16,6 +16,7 @@ mod interpreter;
 mod killed;
 mod life;
 mod official;
+mod ports;
 mod processes;
 mod sdk;
 mod support;

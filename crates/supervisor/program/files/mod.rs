@@ -1,4 +1,4 @@
-//! File tasks: file operations by a command that executes no program.
+//! File tasks: file operations, and connections, by a command that executes no program.
 //!
 //! They run as the commands' user, so that a path can't lead to more than commands can reach; the root
 //! additionally confines symbolic links.
@@ -8,6 +8,7 @@
     reason = "an error is reported once, and there is no heap to box it in"
 )]
 
+mod connect;
 mod read;
 mod remove;
 mod root;
@@ -59,6 +60,7 @@ fn perform(root: &Root, task: Task<'_>, mut rest: Reader<'_>) -> Result<(), Fail
         Task::MakeDirectory { path } => tree::make_directory(root, path),
         Task::Remove { path } => remove::remove(root, path),
         Task::Rename { from, to } => tree::rename(root, from, to),
+        Task::Connect { port } => connect::connect(port),
         Task::FindProgram { count } => {
             for number in 0..count {
                 let path = rest.read::<&CStr>().ok_or(sys::EINVAL)?;

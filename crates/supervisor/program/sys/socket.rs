@@ -4,7 +4,7 @@ use core::mem::size_of;
 
 use super::List;
 use super::{
-    Fd, FromRegister, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall, uninterrupted,
+    Errno, Fd, FromRegister, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall, uninterrupted,
 };
 
 const AF_INET: i32 = 2;
@@ -47,6 +47,37 @@ pub fn listen_on_loopback(port: u16) -> Result<Fd> {
         return Err(errno);
     }
     Ok(Fd(socket as i32))
+}
+
+/// Creates a socket that is connected to a port of 127.0.0.1 or `::1`; without `blocks`, it may still be connecting.
+pub fn connect_to_loopback(port: u16, v6: bool, blocks: bool) -> Result<Fd> {
+    const AF_INET6: i32 = 10;
+    const SOCK_NONBLOCK: usize = 0o4000;
+    const EINPROGRESS: Errno = Errno(115);
+    let mut address = [0_u8; 28];
+    address[2..4].copy_from_slice(&port.to_be_bytes());
+    let (family, length) = if v6 {
+        address[23] = 1;
+        (AF_INET6, 28)
+    } else {
+        address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+        (AF_INET, 16)
+    };
+    address[0] = family as u8;
+    let flags = if blocks { 0 } else { SOCK_NONBLOCK };
+    let socket = call!(41, family, SOCK_STREAM_CLOEXEC | flags, 0)?;
+    match call!(42, socket, address.as_ptr(), length) {
+        Ok(_) | Err(EINPROGRESS) => Ok(Fd(socket as i32)),
+        Err(errno) => {
+            close(Fd(socket as i32));
+            Err(errno)
+        }
+    }
+}
+
+/// Ends the sending direction of a connection.
+pub fn end_sending(socket: Fd) {
+    let _ = call!(48, socket.0, 1 /* SHUT_WR */);
 }
 
 system_calls! {

@@ -31,9 +31,6 @@ const GONE_DEADLINE: Duration = Duration::from_secs(1);
 /// How long to wait for an answer of the supervisor.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Pause between two attempts to send an order with descriptors.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
-
 /// A command of the supervisor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandProcess {
@@ -81,26 +78,12 @@ async fn answer(shared: &Shared, order: Order) -> Option<Vec<u8>> {
     let mut reader = pipe::Receiver::from_owned_fd(reader).ok()?;
     let mut content = Vec::new();
     let answered = timeout(ANSWER_DEADLINE, async {
-        order_when_possible(shared, order, &[writer.as_fd()]).await?;
+        shared.engine.order(order, &[writer.as_fd()]).await?;
         drop(writer);
         reader.read_to_end(&mut content).await
     });
     answered.await.ok()?.ok()?;
     Some(content)
-}
-
-/// Sends an order with descriptors once the supervisor has room for it.
-async fn order_when_possible(
-    shared: &Shared,
-    order: Order,
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    loop {
-        match shared.engine.order(order, fds) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BUSY_PAUSE).await,
-            sent => return sent,
-        }
-    }
 }
 
 fn kill(shared: &Shared, id: u32) {
@@ -131,7 +114,7 @@ pub(crate) async fn launch(
         .chain(&channels.command_ends)
         .map(|end| end.as_fd())
         .collect();
-    let ordered = order_when_possible(shared, Order::Spawn { id }, &fds);
+    let ordered = shared.engine.order(Order::Spawn { id }, &fds);
     match timeout(BUSY_DEADLINE, ordered).await {
         Ok(Ok(())) => {}
         Ok(Err(_)) => return Err(shared.gone()),

@@ -26,6 +26,7 @@ mod memory;
 mod options;
 mod output;
 mod policy;
+mod ports;
 mod prelude;
 mod races;
 mod read_only;
@@ -88,6 +89,7 @@ fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         transfer::cases(),
         between::cases(),
         policy::cases(),
+        ports::cases(),
         limits::cases(),
         life::cases(),
         kept::cases(),

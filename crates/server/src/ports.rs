@@ -1,0 +1,206 @@
+//! Requests to servers inside a sandbox: HTTP, and protocols that a request upgrades to, such as WebSocket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use cantle_core::sandbox::SandboxErrorKind;
+use http::header::{self, HeaderMap, HeaderName};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::client::conn::http1;
+use hyper::upgrade::{self, OnUpgrade};
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::address::{ID_HEADER, PORT_HEADER, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
+use crate::connections::Held;
+use crate::envd::RunningSandbox;
+
+/// Time limit for the head of a response.
+const RESPONSE_HEAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Headers that concern one connection only.
+const CONNECTION_HEADERS: [HeaderName; 8] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// The reason why a port does not answer.
+pub(crate) struct Unanswered {
+    pub(crate) status: StatusCode,
+    /// `None` if no server listens there.
+    pub(crate) reason: Option<String>,
+}
+
+impl Unanswered {
+    fn new(status: StatusCode, reason: impl std::fmt::Display) -> Self {
+        Self {
+            status,
+            reason: Some(reason.to_string()),
+        }
+    }
+}
+
+/// Passes a request to a port of a sandbox. It has a connection of its own, which ends with the response.
+pub(crate) async fn forward(
+    live: &Arc<RunningSandbox>,
+    port: u16,
+    mut request: Request<Body>,
+) -> Result<Response, Unanswered> {
+    let sandbox = live
+        .acquire()
+        .map_err(|error| Unanswered::new(StatusCode::BAD_GATEWAY, error))?;
+    let descriptors = sandbox.account.take_descriptors();
+    let descriptors = descriptors
+        .map_err(|error| Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error.message))?;
+    let connection = sandbox.connect(port).await.map_err(|error| {
+        let status = match error.kind() {
+            SandboxErrorKind::Unavailable => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::BAD_GATEWAY,
+        };
+        let is_closed = error.kind() == SandboxErrorKind::NotFound;
+        let reason = (!is_closed).then(|| error.to_string());
+        Unanswered { status, reason }
+    })?;
+    drop(sandbox);
+    let invalid = |error: hyper::Error| {
+        let reason = format!("the server at this port did not answer in HTTP: {error}");
+        Unanswered::new(StatusCode::BAD_GATEWAY, reason)
+    };
+    let handshake = http1::handshake(TokioIo::new(connection)).await;
+    let (mut sender, driver) = handshake.map_err(invalid)?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(async move {
+        // Its error is that of the request.
+        let _ = driver.with_upgrades().await;
+        drop(descriptors);
+    }));
+    let upgraded = request.extensions_mut().remove::<OnUpgrade>();
+    let held = Held::of(request.extensions());
+    let protocol = requested_protocol(request.headers());
+    let headers = request.headers_mut();
+    for name in [ID_HEADER, PORT_HEADER, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER] {
+        headers.remove(name);
+    }
+    remove_connection_headers(headers, protocol.is_some());
+    let path = request.uri().path_and_query();
+    let path = path.map_or("/", |path| path.as_str()).parse();
+    *request.uri_mut() = path.unwrap_or_default();
+    let answer = timeout(RESPONSE_HEAD_TIMEOUT, sender.send_request(request)).await;
+    let answer = answer.map_err(|_| {
+        let reason = "the server at this port did not answer in time";
+        Unanswered::new(StatusCode::GATEWAY_TIMEOUT, reason)
+    })?;
+    let mut answer = answer.map_err(invalid)?;
+    let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+    match (is_upgraded, protocol.and(upgraded)) {
+        (true, Some(client)) => {
+            let server = upgrade::on(&mut answer);
+            let ended = live.ended.clone();
+            live.tasks.spawn(async move {
+                let _held = (held, driver);
+                tokio::select! {
+                    () = ended.cancelled() => {}
+                    () = copy(client, server) => {}
+                }
+            });
+            remove_connection_headers(answer.headers_mut(), true);
+            Ok(answer.map(|_| Body::empty()))
+        }
+        (true, None) => {
+            let reason = "the server at this port changed the protocol unasked";
+            Err(Unanswered::new(StatusCode::BAD_GATEWAY, reason))
+        }
+        (false, _) => {
+            remove_connection_headers(answer.headers_mut(), false);
+            // The connection lives as long as the body.
+            Ok(answer.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _ = &driver;
+                    frame
+                }))
+            }))
+        }
+    }
+}
+
+/// Copies between the two ends of an upgraded connection until both are closed.
+async fn copy(client: OnUpgrade, server: OnUpgrade) {
+    let Ok((client, server)) = tokio::try_join!(client, server) else {
+        return;
+    };
+    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
+    // An error ends the connection like its end.
+    let _ = copy_bidirectional(&mut client, &mut server).await;
+}
+
+/// Returns the protocol that a request asks to change to.
+fn requested_protocol(headers: &HeaderMap) -> Option<String> {
+    let tokens = headers.get(header::CONNECTION)?.to_str().ok()?;
+    let is_upgrade = |token: &str| token.trim().eq_ignore_ascii_case("upgrade");
+    let protocol = headers.get(header::UPGRADE)?.to_str().ok()?;
+    tokens
+        .split(',')
+        .any(is_upgrade)
+        .then(|| protocol.to_owned())
+}
+
+/// Removes the headers that concern one connection; an upgrade concerns both.
+fn remove_connection_headers(headers: &mut HeaderMap, is_upgrade: bool) {
+    let protocol = headers.get(header::UPGRADE).filter(|_| is_upgrade).cloned();
+    let listed: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in CONNECTION_HEADERS.iter().chain(&listed) {
+        headers.remove(name);
+    }
+    if let Some(protocol) = protocol {
+        headers.insert(header::UPGRADE, protocol);
+        let upgrade = http::HeaderValue::from_static("upgrade");
+        headers.insert(header::CONNECTION, upgrade);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_one_connection_are_removed() {
+        let given = [
+            ("connection", "keep-alive, X-Private, Upgrade"),
+            ("keep-alive", "timeout=5"),
+            ("x-private", "1"),
+            ("upgrade", "websocket"),
+            ("x-kept", "2"),
+        ];
+        let headers = || -> HeaderMap {
+            let pairs = given.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            pairs.into_iter().collect()
+        };
+        assert_eq!(requested_protocol(&headers()).as_deref(), Some("websocket"));
+        let mut plain = headers();
+        remove_connection_headers(&mut plain, false);
+        assert_eq!(plain.len(), 1);
+        assert_eq!(plain["x-kept"], "2");
+        let mut upgrade = headers();
+        remove_connection_headers(&mut upgrade, true);
+        assert_eq!(upgrade.len(), 3);
+        assert_eq!(upgrade["connection"], "upgrade");
+        assert_eq!(upgrade["upgrade"], "websocket");
+        assert_eq!(requested_protocol(&plain), None);
+    }
+}
