@@ -141,6 +141,16 @@ class Child:
         # What is printed before it comes before it.
         flush()
         self.send(type="result", main=main, data=formats(value))
+        if not main:
+            self.await_reader()
+
+    def await_reader(self):
+        # What is printed next must not reach the parent together with the frame, because it takes output first.
+        import fcntl, termios, time
+        for _ in range(1000):
+            if not any(fcntl.ioctl(self.frames, termios.FIONREAD, bytes(4))):
+                break
+            time.sleep(0.0002)
 
     def show_figures(self, shown=None):
         pyplot = sys.modules.get("matplotlib.pyplot")

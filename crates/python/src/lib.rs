@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod code_session;
+pub mod compat;
 mod discovery;
 mod execution;
 mod interpreter;

@@ -54,6 +54,8 @@ pub struct SourceFacts {
 pub struct Import {
     /// Its dotted name, without the names imported from it. Empty for `from . import x`.
     pub module: String,
+    /// For `from . import x`, the imported names; otherwise empty.
+    pub names: Vec<String>,
     /// The number of leading dots of a relative import; 0 for an absolute one.
     pub level: u32,
     /// The line, counted from 1.
@@ -204,10 +206,11 @@ impl SourceFacts {
         let dynamic = collector.dynamic.into_iter();
         Self {
             imports: imports
-                .map(|(module, level, offset)| {
+                .map(|(module, names, level, offset)| {
                     let (line, column) = positions.at(offset);
                     Import {
                         module,
+                        names,
                         level,
                         line,
                         column,
@@ -339,7 +342,7 @@ fn unclosed_bracket(parsed: &Parsed<ModModule>) -> Option<(char, usize)> {
 
 #[derive(Default)]
 struct Collector {
-    imports: Vec<(String, u32, TextSize)>,
+    imports: Vec<(String, Vec<String>, u32, TextSize)>,
     dynamic: Vec<(String, TextSize)>,
 }
 
@@ -350,12 +353,17 @@ impl<'a> Visitor<'a> for Collector {
                 import
                     .names
                     .iter()
-                    .map(|alias| (alias.name.to_string(), 0, alias.range.start())),
+                    .map(|alias| (alias.name.to_string(), Vec::new(), 0, alias.range.start())),
             ),
             Stmt::ImportFrom(import) => {
                 let module = import.module.as_ref().map(ToString::to_string);
+                let names = match module {
+                    Some(_) => Vec::new(),
+                    None => import.names.iter().map(|it| it.name.to_string()).collect(),
+                };
                 let import = (
                     module.unwrap_or_default(),
+                    names,
                     import.level,
                     import.range.start(),
                 );

@@ -8,6 +8,7 @@
 mod code_session;
 mod hostile;
 mod kernel;
+mod mellea;
 mod one_shot;
 mod tool;
 

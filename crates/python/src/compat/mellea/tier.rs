@@ -1,0 +1,293 @@
+//! The tiers, their backends, and what they can do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_core::ids::RunId;
+use cantle_core::policy::{Policy, PolicyField};
+use cantle_core::sandbox::{
+    Backend, EnforcedBy, Isolation, SandboxContext, SandboxError, SandboxErrorKind,
+};
+
+use super::environment::ExecutionEnvironment;
+use super::policy::CapabilityPolicy;
+use super::{MelleaError, Warning, WarningCategory};
+use crate::interpreter::Interpreter;
+
+/// Where and how code is executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "Mellea has these")]
+pub enum Tier {
+    /// Code is analysed only.
+    Static,
+    /// On this machine, unconfined.
+    LocalUnsafe,
+    /// On this machine, under a policy.
+    #[default]
+    Local,
+    /// In a container, without a policy.
+    DockerUnsafe,
+    /// In a container, under a policy.
+    Docker,
+}
+
+impl Tier {
+    /// All tiers.
+    pub const ALL: [Self; 5] = [
+        Self::Static,
+        Self::LocalUnsafe,
+        Self::Local,
+        Self::DockerUnsafe,
+        Self::Docker,
+    ];
+
+    /// Returns Mellea's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::LocalUnsafe => "local_unsafe",
+            Self::Local => "local",
+            Self::DockerUnsafe => "docker_unsafe",
+            Self::Docker => "docker",
+        }
+    }
+
+    pub(super) fn is_docker(self) -> bool {
+        matches!(self, Self::DockerUnsafe | Self::Docker)
+    }
+
+    pub(super) fn is_unsafe(self) -> bool {
+        matches!(self, Self::LocalUnsafe | Self::DockerUnsafe)
+    }
+
+    /// Returns the policy of a tier that is given none.
+    pub(super) fn default_policy(self) -> Option<CapabilityPolicy> {
+        match self {
+            Self::Local => Some(CapabilityPolicy::local()),
+            Self::Docker => Some(CapabilityPolicy::docker()),
+            _ => None,
+        }
+    }
+
+    /// Returns the time limit without a policy.
+    pub(super) fn default_timeout(self) -> Duration {
+        Duration::from_secs(if self.is_docker() { 60 } else { 30 })
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Tier {
+    type Err = MelleaError;
+
+    fn from_str(name: &str) -> Result<Self, MelleaError> {
+        let found = Self::ALL.into_iter().find(|tier| tier.as_str() == name);
+        found.ok_or_else(|| {
+            let valid = Self::ALL.map(|tier| format!("'{tier}'")).join(", ");
+            MelleaError::Value(format!(
+                "Unknown execution tier '{name}'. Valid tiers: {valid}."
+            ))
+        })
+    }
+}
+
+/// Prepares packages for an interpreter, outside of the sandboxes that execute code.
+#[async_trait]
+pub trait Provision: fmt::Debug + Send + Sync {
+    /// Returns the interpreter with the packages.
+    ///
+    /// # Errors
+    /// Why they could not be installed, with the installer's output.
+    async fn provision(
+        &self,
+        interpreter: Interpreter,
+        packages: &[String],
+    ) -> Result<Interpreter, String>;
+}
+
+/// The names of what tiers may be capable of.
+pub const CAPABILITIES: [&str; 8] = [
+    "execute_code",
+    "timeout_enforcement",
+    "import_allowlist",
+    "policy_applied",
+    "copy_in",
+    "copy_out",
+    "package_installation",
+    "docker_isolation",
+];
+
+/// The backends of the tiers. Immutable; clones are cheap.
+#[must_use]
+#[derive(Clone, Debug, Default)]
+pub struct Mellea {
+    local: Option<Arc<dyn Backend>>,
+    docker: Option<Arc<dyn Backend>>,
+    pub(super) packages: Option<Arc<dyn Provision>>,
+    pub(super) python: Option<String>,
+}
+
+impl Mellea {
+    /// Creates tiers without backends: only `static` works.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the backend of the local tiers.
+    pub fn local(mut self, backend: impl Backend + 'static) -> Self {
+        self.local = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets the backend of the Docker tiers.
+    pub fn docker(mut self, backend: impl Backend + 'static) -> Self {
+        self.docker = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets what installs packages. Without it, a call that needs some fails.
+    pub fn packages(mut self, packages: impl Provision + 'static) -> Self {
+        self.packages = Some(Arc::new(packages));
+        self
+    }
+
+    /// Sets the Python to use; `python3` by default.
+    pub fn python(mut self, python: impl Into<String>) -> Self {
+        self.python = Some(python.into());
+        self
+    }
+
+    pub(super) fn backend(&self, tier: Tier) -> Option<&Arc<dyn Backend>> {
+        match tier {
+            Tier::Static => None,
+            Tier::LocalUnsafe | Tier::Local => self.local.as_ref(),
+            Tier::DockerUnsafe | Tier::Docker => self.docker.as_ref(),
+        }
+    }
+
+    /// Makes an environment. No engine is needed for that, unless `policy` forbids programs on a Docker tier, which is
+    /// tried.
+    ///
+    /// # Errors
+    /// If the tier can't enforce the policy; the message names the tier that can.
+    pub async fn make_execution_environment(
+        &self,
+        tier: Tier,
+        policy: Option<CapabilityPolicy>,
+        allowed_imports: Option<Vec<String>>,
+        working_directory: Option<PathBuf>,
+    ) -> Result<ExecutionEnvironment, MelleaError> {
+        let mut warnings = Vec::new();
+        if tier.is_unsafe() {
+            let denied = policy
+                .as_ref()
+                .map(CapabilityPolicy::denied)
+                .unwrap_or_default();
+            warnings.push(unsafe_warning(tier, &denied));
+        }
+        let policy = policy.or_else(|| tier.default_policy());
+        if tier == Tier::Docker
+            && let Some(policy) = policy.as_ref().filter(|it| !it.subprocess_execution)
+        {
+            self.check_docker(policy).await?;
+        }
+        Ok(ExecutionEnvironment::new(
+            self.clone(),
+            tier,
+            policy,
+            allowed_imports,
+            working_directory,
+            warnings,
+        ))
+    }
+
+    /// Fails if the Docker backend can't enforce a policy.
+    async fn check_docker(&self, policy: &CapabilityPolicy) -> Result<(), MelleaError> {
+        let policy = policy.for_sandbox(None);
+        let opened = self.open(Tier::Docker, policy).await;
+        let sandbox = opened.map_err(|error| match error.kind() {
+            SandboxErrorKind::Unenforceable => MelleaError::Value(format!(
+                "{error}. The tier 'local' enforces subprocess_execution=False."
+            )),
+            _ => MelleaError::Runtime(format!("Sandbox execution error: {error}")),
+        })?;
+        let closed = sandbox.close().await;
+        closed.map_err(|error| MelleaError::Runtime(format!("Sandbox execution error: {error}")))
+    }
+
+    pub(super) async fn open(
+        &self,
+        tier: Tier,
+        policy: Policy,
+    ) -> Result<Arc<dyn cantle_core::sandbox::Sandbox>, SandboxError> {
+        let backend = self.backend(tier).ok_or_else(|| {
+            SandboxError::unavailable(format!("there is no backend for the tier '{tier}'"))
+        })?;
+        let context = SandboxContext::new(RunId::new(), policy);
+        backend.open(context).await
+    }
+
+    /// Returns the compatibility matrix: for each tier, which [`CAPABILITIES`] it has. It opens a sandbox of each backend
+    /// and reads its report; a tier whose sandbox does not open has none but the check of imports.
+    pub async fn compatibility_matrix(&self) -> BTreeMap<Tier, BTreeMap<&'static str, bool>> {
+        let mut matrix = BTreeMap::new();
+        for tier in Tier::ALL {
+            let mut policy = match tier.default_policy() {
+                Some(policy) => policy.for_sandbox(None),
+                None => Policy::unconfined(),
+            };
+            policy.limits.wall_time = Some(tier.default_timeout());
+            let is_enforced = |report: &[cantle_core::sandbox::Enforcement], field| {
+                let mut found = report.iter().filter(|it| it.field == field);
+                found.any(|it| it.by != EnforcedBy::NotEnforced)
+            };
+            let mut row: BTreeMap<_, _> = CAPABILITIES.map(|name| (name, false)).into();
+            row.insert("import_allowlist", true);
+            if let Ok(sandbox) = self.open(tier, policy).await {
+                let info = sandbox.info();
+                let has_time_limit = is_enforced(&info.enforcement, PolicyField::WallTime);
+                let has_policy = tier.default_policy().is_some()
+                    && is_enforced(&info.enforcement, PolicyField::Network);
+                row.insert("execute_code", true);
+                row.insert("timeout_enforcement", has_time_limit);
+                row.insert("policy_applied", has_policy);
+                row.insert("copy_in", tier.is_docker());
+                row.insert("copy_out", tier.is_docker());
+                row.insert("package_installation", self.packages.is_some());
+                row.insert("docker_isolation", info.isolation == Isolation::Container);
+                // A sandbox that can't be closed is reported by the backend.
+                let _ = sandbox.close().await;
+            }
+            matrix.insert(tier, row);
+        }
+        matrix
+    }
+}
+
+/// The warning about a tier that enforces nothing.
+fn unsafe_warning(tier: Tier, denied: &[String]) -> Warning {
+    let mut message = match tier {
+        Tier::LocalUnsafe => {
+            "tier 'local_unsafe': the code can read and change all your files and use the network."
+                .to_owned()
+        }
+        _ => format!("tier '{tier}': nothing restricts the code but its container."),
+    };
+    if !denied.is_empty() {
+        message += &format!(
+            " These fields of the policy are unenforced and will not restrict it: {}. The tier '{}' enforces them.",
+            denied.join(", "),
+            if tier.is_docker() { "docker" } else { "local" },
+        );
+    }
+    Warning::new(WarningCategory::User, message)
+}

@@ -1,0 +1,3 @@
+//! The interfaces of other interpreters, as thin functions over this crate.
+
+pub mod mellea;

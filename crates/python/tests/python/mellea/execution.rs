@@ -1,0 +1,452 @@
+//! P01–P74: the tool, its results and artifacts.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use cantle_backends_local::LocalBackend;
+use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
+use cantle_python::Interpreter;
+use cantle_python::compat::mellea::{
+    CapabilityPolicy, Mellea, MelleaError, MelleaTool, Provision, PythonToolOptions, Tier,
+    WarningCategory, normalize_export_dir, scan_artifacts, validate_package_names,
+};
+
+use super::{artifact_dir, mellea, of, on, seconds, tool};
+
+#[tokio::test]
+async fn p01_p02_p08_p09_results_and_names() {
+    let python = tool(on(Tier::LocalUnsafe)).await;
+    assert_eq!(python.name(), "python");
+    let result = python.run("print(1 + 1)").await;
+    assert!(result.success, "{result:?}");
+    assert_eq!(result.stdout.as_deref(), Some("2"));
+    assert_eq!(result.artifacts, []);
+    assert!(python.run("x = 42").await.success);
+    let named = tool(PythonToolOptions {
+        name: Some("my_python".to_owned()),
+        ..on(Tier::Local)
+    });
+    assert_eq!(named.await.name(), "my_python");
+}
+
+#[tokio::test]
+async fn p03_p04_p11_p45_files_of_a_successful_call_are_artifacts() {
+    for tier in [Tier::LocalUnsafe, Tier::Local] {
+        let (_kept, directory) = artifact_dir();
+        let python = tool(PythonToolOptions {
+            artifact_dir: Some(directory.clone()),
+            ..on(tier)
+        })
+        .await;
+        let path = directory.join("output.csv");
+        let result = python
+            .run(&format!("open({path:?}, 'w').write('a,b\\n1,2\\n')"))
+            .await;
+        assert!(result.success, "{result:?}");
+        let [artifact] = &result.artifacts[..] else {
+            panic!("{result:?}");
+        };
+        assert_eq!(artifact.path, path);
+        assert_eq!(artifact.size_bytes, Some(8));
+        assert_eq!(artifact.content_type.as_deref(), Some("text/csv"));
+        // P11. Differs: files of earlier calls are not artifacts of a later one.
+        let failed = python.run("raise ValueError('oops')").await;
+        assert!(!failed.success && !failed.skipped && failed.artifacts.is_empty());
+        // P04, P45.
+        let code = "import os\nos.mkdir('sub')\nopen('a.txt', 'w').write('a')\nopen('sub/b.txt', 'w').write('b')";
+        let result = python.run(code).await;
+        let names: Vec<_> = result
+            .artifacts
+            .iter()
+            .map(|it| it.path.file_name().unwrap())
+            .collect();
+        assert_eq!(names, ["a.txt", "b.txt"], "{result:?}");
+    }
+}
+
+#[tokio::test]
+async fn p10_p12_failures_and_timeouts() {
+    let python = tool(on(Tier::LocalUnsafe)).await;
+    let failed = python.run("raise ValueError('oops')").await;
+    assert!(
+        !failed.success
+            && failed
+                .stderr
+                .as_deref()
+                .is_some_and(|it| it.contains("ValueError"))
+    );
+    let python = tool(PythonToolOptions {
+        policy: Some(seconds(1)),
+        ..on(Tier::Local)
+    });
+    let code =
+        "import time\nprint('partial', flush=True)\nopen('f', 'w').write('x')\ntime.sleep(10)";
+    let stopped = python.await.run(code).await;
+    assert!(stopped.timed_out && stopped.skipped && stopped.artifacts.is_empty());
+    assert_eq!(
+        stopped.skip_message.as_deref(),
+        Some("Execution timed out.")
+    );
+    // Differs: the output so far is kept.
+    assert_eq!(stopped.stdout.as_deref(), Some("partial"));
+}
+
+/// Counts what is provisioned, and installs nothing.
+#[derive(Clone, Debug, Default)]
+struct Counted(Arc<Mutex<Vec<Vec<String>>>>);
+
+#[async_trait]
+impl Provision for Counted {
+    async fn provision(
+        &self,
+        interpreter: Interpreter,
+        packages: &[String],
+    ) -> Result<Interpreter, String> {
+        self.0.lock().unwrap().push(packages.to_vec());
+        match packages.iter().any(|it| it == "missing") {
+            true => Err("no such package".to_owned()),
+            false => Ok(interpreter),
+        }
+    }
+}
+
+#[tokio::test]
+async fn p13_to_p18_tiers_policies_and_packages() {
+    let counted = Counted::default();
+    let mellea = mellea().packages(counted.clone());
+    let with = |tier, policy, packages: &[&str]| PythonToolOptions {
+        policy,
+        packages: packages.iter().map(|it| (*it).to_owned()).collect(),
+        ..on(tier)
+    };
+    let run = async |options, code| mellea.python_tool(options).await.unwrap().run(code).await;
+    let result = run(with(Tier::LocalUnsafe, None, &["numpy"]), "print('ok')").await;
+    assert_eq!(result.execution_mode, "local_unsafe");
+    assert_eq!(run(on(Tier::Local), "1").await.execution_mode, "local");
+    let result = run(with(Tier::LocalUnsafe, None, &[]), "print('ok')").await;
+    assert_eq!(result.stdout.as_deref(), Some("ok"));
+    let policy = CapabilityPolicy {
+        packages: vec!["numpy".to_owned()],
+        package_installation: true,
+        ..CapabilityPolicy::local()
+    };
+    counted.0.lock().unwrap().clear();
+    let result = run(
+        with(Tier::Local, Some(policy.clone()), &["numpy", "pandas"]),
+        "print('ok')",
+    )
+    .await;
+    assert_eq!(result.stdout.as_deref(), Some("ok"));
+    assert_eq!(*counted.0.lock().unwrap(), [["numpy", "pandas"]]);
+    let result = run(with(Tier::LocalUnsafe, Some(policy), &[]), "print('ok')").await;
+    assert!(result.success);
+    // A failed installation stays one: Mellea runs the code at the next call.
+    let failing = mellea
+        .python_tool(with(Tier::Local, None, &["missing"]))
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        let failed = failing.run("print('ok')").await;
+        let message = failed.skip_message.unwrap();
+        assert!(
+            message.starts_with("Package installation failed: missing"),
+            "{message}"
+        );
+        assert!(failed.skipped && !failed.success);
+    }
+    // Without a prepared installer nothing is installed, in particular not into the host's Python.
+    let none = tool(with(Tier::Local, None, &["numpy"]))
+        .await
+        .run("1")
+        .await;
+    assert!(
+        none.skip_message
+            .unwrap()
+            .contains("nothing here installs packages")
+    );
+    let forbidding = CapabilityPolicy {
+        packages: vec!["numpy".to_owned()],
+        ..CapabilityPolicy::local()
+    };
+    let refused = run(with(Tier::Local, Some(forbidding), &[]), "1").await;
+    assert!(
+        refused
+            .skip_message
+            .unwrap()
+            .contains("package_installation=False")
+    );
+}
+
+#[test]
+fn p20_to_p22_p44_scans() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(scan_artifacts(directory.path()), []);
+    fs::create_dir(directory.path().join("sub")).unwrap();
+    for (name, content) in [
+        ("data.json", "{\"a\": 1}"),
+        ("sub/nested.txt", "x"),
+        ("z.unknownext", "y"),
+    ] {
+        fs::write(directory.path().join(name), content).unwrap();
+    }
+    std::os::unix::fs::symlink("/etc/passwd", directory.path().join("link")).unwrap();
+    let found = scan_artifacts(directory.path());
+    let found: Vec<_> = found
+        .iter()
+        .map(|it| {
+            let path = it.path.strip_prefix(directory.path()).unwrap();
+            (
+                path.to_str().unwrap(),
+                it.size_bytes,
+                it.content_type.as_deref(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("data.json", Some(8), Some("application/json")),
+        ("sub/nested.txt", Some(1), Some("text/plain")),
+        ("z.unknownext", Some(1), None),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn p23_p24_deprecated_tools_warn() {
+    for tool in [
+        mellea().code_interpreter().await,
+        mellea().local_code_interpreter().await,
+    ] {
+        let tool = tool.unwrap();
+        let warnings = of(tool.warnings(), WarningCategory::Deprecation);
+        assert!(warnings[0].contains("python_tool"), "{warnings:?}");
+    }
+}
+
+#[test]
+fn p26_to_p32_matplotlib_is_found() {
+    for (code, expected) in [
+        ("import matplotlib", true),
+        ("import matplotlib.pyplot as plt", true),
+        ("import matplotlib.backends.backend_agg", true),
+        ("from matplotlib import pyplot", true),
+        ("from matplotlib.pyplot import savefig", true),
+        ("import numpy", false),
+        ("import matplotlib (", false),
+    ] {
+        assert_eq!(
+            MelleaTool::needs_matplotlib_preamble(code),
+            expected,
+            "{code}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn p33_agg_is_selected_by_the_environment() {
+    let code = "import os\nprint(os.environ.get('MPLBACKEND'))";
+    let selected = tool(on(Tier::Local)).await.run(code).await;
+    assert_eq!(selected.stdout.as_deref(), Some("agg"));
+    let suppressed = tool(PythonToolOptions {
+        suppress_agg: true,
+        ..on(Tier::Local)
+    });
+    assert_eq!(
+        suppressed.await.run(code).await.stdout.as_deref(),
+        Some("None")
+    );
+}
+
+#[tokio::test]
+async fn p34_to_p40_package_names() {
+    let names = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    assert_eq!(
+        validate_package_names(&names(&["numpy", "pandas>=1.0", "scipy==1.10.0"])),
+        Ok(())
+    );
+    for (given, expected) in [
+        (names(&[""]), "non-empty"),
+        (names(&["   "]), "non-empty"),
+        (names(&["-r", "requirements.txt"]), "flag-style"),
+        (
+            names(&["--index-url", "http://evil.example/"]),
+            "flag-style",
+        ),
+        (names(&["-r"]), "flag-style"),
+    ] {
+        let error = validate_package_names(&given).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        let options = PythonToolOptions {
+            packages: given,
+            ..on(Tier::Local)
+        };
+        let made = mellea().python_tool(options).await;
+        assert!(matches!(made, Err(MelleaError::Value(_))), "{made:?}");
+    }
+}
+
+#[test]
+fn p41_p42_export_directories() {
+    assert_eq!(normalize_export_dir(Some(PathBuf::new())), None);
+    assert_eq!(normalize_export_dir(Some(PathBuf::from("."))), None);
+    let real = PathBuf::from("/srv/out");
+    assert_eq!(normalize_export_dir(Some(real.clone())), Some(real));
+}
+
+#[tokio::test]
+async fn p43_p66_artifacts_without_a_directory_live_as_long_as_the_result() {
+    let python = tool(on(Tier::Local)).await;
+    let result = python.run("open('made.txt', 'w').write('content')").await;
+    let path = result.artifacts[0].path.clone();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "content");
+    let mode = fs::metadata(path.parent().unwrap())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o700);
+    drop(result);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn p46_p47_docker_needs_export_paths_for_a_directory() {
+    let (_kept, directory) = artifact_dir();
+    let options = |paths: &[&str]| PythonToolOptions {
+        artifact_dir: Some(directory.clone()),
+        policy: Some(CapabilityPolicy {
+            artifact_export_paths: paths.iter().map(|it| (*it).to_owned()).collect(),
+            ..CapabilityPolicy::docker()
+        }),
+        ..on(Tier::Docker)
+    };
+    let without = tool(options(&[])).await;
+    let warnings = of(without.warnings(), WarningCategory::Runtime);
+    assert!(
+        warnings[0].contains("artifact_export_paths"),
+        "{warnings:?}"
+    );
+    let with = container().python_tool(options(&["/tmp/x"])).await.unwrap();
+    assert!(of(with.warnings(), WarningCategory::Runtime).is_empty());
+}
+
+#[tokio::test]
+async fn p48_to_p50_tiers_that_enforce_nothing_must_be_named() {
+    let python = tool(on(Tier::LocalUnsafe)).await;
+    assert_eq!(python.environment().policy(), None);
+    // P49, P50. Differs: without a tier it is `local`, and the named unsafe tier warns.
+    let warnings = of(python.warnings(), WarningCategory::User);
+    assert!(warnings[0].contains("local_unsafe"), "{warnings:?}");
+    let default = tool(PythonToolOptions::default()).await;
+    assert_eq!(default.environment().tier(), Tier::Local);
+    assert!(default.warnings().is_empty());
+}
+
+/// A Docker backend without an engine: sandboxes of this machine, counted.
+#[derive(Clone, Debug, Default)]
+struct Container(Arc<Mutex<usize>>);
+
+#[async_trait]
+impl Backend for Container {
+    fn name(&self) -> &'static str {
+        "docker"
+    }
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        *self.0.lock().unwrap() += 1;
+        LocalBackend::new().open(cx).await
+    }
+}
+
+fn container() -> Mellea {
+    Mellea::new().docker(Container::default())
+}
+
+/// A policy that exports the paths below the working directory.
+fn exporting(paths: &[&str]) -> CapabilityPolicy {
+    CapabilityPolicy {
+        artifact_export_paths: paths.iter().map(|it| (*it).to_owned()).collect(),
+        ..CapabilityPolicy::docker()
+    }
+}
+
+#[tokio::test]
+async fn p60_p67_to_p74_files_of_a_container_are_exported() {
+    let backend = Container::default();
+    let mellea = Mellea::new().docker(backend.clone());
+    let (_kept, directory) = artifact_dir();
+    let options = |artifact_dir| PythonToolOptions {
+        policy: Some(exporting(&["out.csv", "made", "missing"])),
+        artifact_dir,
+        ..on(Tier::Docker)
+    };
+    let python = mellea
+        .python_tool(options(Some(directory.clone())))
+        .await
+        .unwrap();
+    let code = "import os\nos.makedirs('made/sub', exist_ok=True)\nopen('out.csv', 'w').write('1,2')\n\
+                open('made/a', 'w').write('a')\nopen('made/sub/b', 'w').write('b')\nprint(1 + 1)";
+    // P73.
+    let failed = python
+        .run("open('out.csv', 'w').write('1')\nraise SystemExit(1)")
+        .await;
+    assert!(!failed.success && failed.artifacts.is_empty());
+    assert!(!directory.exists());
+    // P60, P67–P70, P74.
+    let result = python.run(code).await;
+    assert_eq!(result.stdout.as_deref(), Some("2"));
+    let [file, tree] = &result.artifacts[..] else {
+        panic!("{result:?}");
+    };
+    let exported = file.path.parent().unwrap().to_owned();
+    assert_eq!(exported.parent(), Some(&*directory));
+    let mode = fs::metadata(&exported).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    assert_eq!(fs::read_to_string(&file.path).unwrap(), "1,2");
+    assert_eq!(file.path.file_name().unwrap(), "out.csv");
+    assert_eq!(tree.size_bytes, None);
+    assert_eq!(fs::read_to_string(tree.path.join("sub/b")).unwrap(), "b");
+    assert_eq!(fs::read_to_string(tree.path.join("a")).unwrap(), "a");
+    drop(result);
+    assert!(directory.join(exported.file_name().unwrap()).exists());
+    python.run(code).await;
+    assert_eq!(*backend.0.lock().unwrap(), 1, "one container for all calls");
+    // P71: dropping the tool drops its sandbox, which removes it.
+    drop(python);
+    // P72.
+    let python = mellea.python_tool(options(None)).await.unwrap();
+    let result = python.run(code).await;
+    let path = result.artifacts[0].path.clone();
+    assert!(path.exists());
+    drop(result);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn files_are_copied_into_and_out_of_an_entered_container() {
+    let mellea = container();
+    let environment = mellea.make_execution_environment(Tier::Docker, None, None, None);
+    let environment = environment.await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (given, taken) = (
+        directory.path().join("given"),
+        directory.path().join("taken"),
+    );
+    fs::write(&given, "content").unwrap();
+    let early = environment.copy_in(&given, "in.txt").await.unwrap_err();
+    assert!(early.to_string().contains("context manager"), "{early}");
+    environment.enter().await.unwrap();
+    assert!(environment.container_id().await.is_some());
+    environment.copy_in(&given, "in.txt").await.unwrap();
+    let result = environment
+        .execute(
+            "open('out.txt', 'w').write(open('in.txt').read() * 2)",
+            None,
+        )
+        .await;
+    assert!(result.success, "{result:?}");
+    environment.copy_out("out.txt", &taken).await.unwrap();
+    assert_eq!(fs::read_to_string(taken).unwrap(), "contentcontent");
+    environment.exit().await.unwrap();
+}
