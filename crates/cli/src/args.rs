@@ -396,11 +396,11 @@ pub(crate) struct ExecArgs {
 /// Run a Python program in a new sandbox, and exit with its code
 ///
 /// The program is checked first and its output is passed through. It has an empty working directory and no input, and
-/// uses the packages of the sandbox's Python.
+/// uses the packages of the sandbox's Python. Without FILE, a terminal executes line by line, and variables stay.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PythonArgs {
     /// The program; `-` reads it from standard input
-    pub(crate) file: PathBuf,
+    pub(crate) file: Option<PathBuf>,
 
     /// Only check that it parses
     #[arg(long)]

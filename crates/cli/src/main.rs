@@ -58,7 +58,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
 use crate::commands::chat::Chat;
-use crate::commands::{demo, doctor, exec, gc, python, run, runs, serve};
+use crate::commands::{demo, doctor, exec, gc, python, repl, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
@@ -92,6 +92,11 @@ fn main() -> ExitCode {
         Command::Files(args) => block_on(cancelled, |token| commands::files::perform(args, token)),
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
+        // As a conversation, each line has its own interrupt.
+        Command::Python(args) if repl::is_wanted(&args) => {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            on_runtime(&mut runtime, repl::perform(args))
+        }
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
         Command::Mcp(args) => block_on(cancelled, |token| commands::mcp::perform(*args, token)),
         Command::Completions { shell } => commands::print(args::completions(shell)).map(|()| 0),

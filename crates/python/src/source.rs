@@ -22,7 +22,7 @@ const MAX_INDENTATION: usize = 100;
 /// Maximum depth of an expression, as [`Outline`] estimates it.
 const MAX_DEPTH: usize = 3000;
 /// Maximum depth that is parsed on the caller's stack.
-const INLINE_DEPTH: usize = 60;
+const INLINE_DEPTH: usize = 150;
 /// Stack for what is deeper: the parser, the visitor and the destructor are recursive.
 const STACK_BYTES: usize = 256 * 1024 * 1024;
 

@@ -10,6 +10,7 @@ pub(crate) mod gc;
 pub(crate) mod mcp;
 pub(crate) mod publish;
 pub(crate) mod python;
+pub(crate) mod repl;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;

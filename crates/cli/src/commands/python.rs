@@ -25,7 +25,8 @@ pub(crate) async fn perform(
     args: PythonArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let code = read(&args.file).usage()?;
+    let file = args.file.as_deref().unwrap_or(Path::new("-"));
+    let code = read(file).usage()?;
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
     let mut python = Interpreter::new(backend.open(LocalBackend::new()).usage()?)

@@ -1,5 +1,6 @@
 //! `cantle python`, and the tool `python` of `cantle run`.
 
+use cantle_testkit::lane;
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::json;
 
@@ -64,4 +65,34 @@ async fn a_model_keeps_variables_from_call_to_call() {
     let refused = env.run(["run", "Sum", "--tools", "pyhton"]).await;
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("python"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn lines_at_a_terminal_keep_their_variables() {
+    let env = TestEnv::new()
+        .set("TERM", "dumb")
+        .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let mut script = env.command_of("script");
+    let line = "\"$PROGRAM\" python; echo \"code $?\"";
+    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    script.stdin(std::process::Stdio::piped());
+    let Ok(mut child) = script.spawn() else {
+        lane::skip("script(1) is not installed");
+        return;
+    };
+    let typed = "x = 20\nx + 1\ndef f():\n    return x * 2\n\nf()\n1 / 0\nprint('after')\n\u{4}";
+    let mut stdin = child.stdin.take().unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stdin, typed.as_bytes())
+        .await
+        .unwrap();
+    let exited = crate::support::wait_for_exit(child).await;
+    // Without a real terminal's keys, prompts stand before the answers.
+    for expected in [
+        ">>> 21\r\n",
+        ">>> 40\r\n",
+        "ZeroDivisionError: division by zero\r\n>>> after\r\n",
+        "code 0\r\n",
+    ] {
+        assert!(exited.stdout.contains(expected), "{expected}: {exited:?}");
+    }
 }

@@ -65,7 +65,7 @@ impl LegacyExecutionOptions {
         if let Some(timeout) = self.timeout {
             match tier {
                 Tier::Static => {
-                    warn("timeout is deprecated and has no effect on the static tier.".to_owned())
+                    warn("timeout is deprecated and has no effect on the static tier.".to_owned());
                 }
                 Tier::Local | Tier::Docker => {
                     warn(
