@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bollard::models::ContainerInspectResponse;
 use cantle_core::policy::{Policy, Strictness};
 use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
@@ -15,9 +14,8 @@ use tokio::time::{Instant, sleep};
 use crate::backend::DockerBackend;
 use crate::container::facts::ContainerFacts;
 use crate::container::spec::{self, ContainerSpec};
-use crate::container::{Container, ContainerStream};
+use crate::container::{Container, ContainerStream, inspect};
 use crate::engine::Engine;
-use crate::engine::failure::request_failed;
 use crate::environment::{self, Variables};
 use crate::options::Options;
 use crate::owner::{self, Claim, ContainerName, Owner};
@@ -223,14 +221,6 @@ async fn reattach(
             Err(error)
         }
     }
-}
-
-pub(crate) async fn inspect(
-    engine: &Engine,
-    id: &str,
-) -> Result<ContainerInspectResponse, SandboxError> {
-    let looked = engine.api().inspect_container(id, None).await;
-    looked.map_err(|error| request_failed("failed to inspect a container", &error))
 }
 
 /// Claims a kept sandbox by renaming its container; a running one is in use.

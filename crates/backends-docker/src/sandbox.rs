@@ -15,10 +15,9 @@ use cantle_core::sandbox::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
-use crate::container::{Container, remove};
+use crate::container::{Container, inspect, remove};
 use crate::engine::Engine;
 use crate::engine::failure::request_failed;
-use crate::open::inspect;
 use crate::options::Options;
 use crate::owner::ContainerName;
 use crate::runner::CommandRunner;

@@ -126,6 +126,7 @@ mod open;
 mod probe;
 #[cfg(confined)]
 mod proxy;
+mod readiness;
 mod sandbox;
 mod settings;
 mod shared;

@@ -22,9 +22,9 @@ pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
-use crate::commands::publish::PublishArg;
 use crate::files::FilesArgs;
 use crate::mcp::McpArgs;
+use crate::publish::PublishArg;
 use crate::settings::{
     Given, KeepSettings, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
 };

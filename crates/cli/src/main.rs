@@ -30,6 +30,7 @@ mod mcp;
 mod output_dir;
 mod policy;
 mod provider;
+mod publish;
 mod replay;
 mod result_file;
 mod saved_settings;

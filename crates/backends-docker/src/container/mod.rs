@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bollard::container::{AttachContainerResults, LogOutput};
 use bollard::exec::{StartExecOptions, StartExecResults};
-use bollard::models::ExecConfig;
+use bollard::models::{ContainerInspectResponse, ExecConfig};
 use bollard::query_parameters::{
     AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder,
     RenameContainerOptionsBuilder, UploadToContainerOptionsBuilder,
@@ -262,4 +262,13 @@ fn refused(doing: &str, error: &bollard::errors::Error) -> SandboxError {
     }
     SandboxError::unavailable(format!("{doing}: {}", engine_message(error)))
         .with_advice("See the engine's log for details.")
+}
+
+/// Returns what the engine reports about a container.
+pub(crate) async fn inspect(
+    engine: &Engine,
+    id: &str,
+) -> Result<ContainerInspectResponse, SandboxError> {
+    let looked = engine.api().inspect_container(id, None).await;
+    looked.map_err(|error| request_failed("failed to inspect a container", &error))
 }

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
-use super::register;
+use crate::readiness::register;
 
 /// Most commands write little: the first chunk is small, and chunks grow as long as they are full.
 const MIN_CHUNK: usize = 8 * 1024;

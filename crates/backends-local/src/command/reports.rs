@@ -8,7 +8,7 @@ use cantle_supervisor::wire::{self, StartStage};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::register;
+use crate::readiness::register;
 use crate::supervisor;
 
 /// The socket on which the supervisor reports about one command. It is closed when nothing of the command

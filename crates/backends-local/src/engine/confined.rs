@@ -19,13 +19,13 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use super::{BuiltEngine, check_enforced, check_owner};
-use crate::command;
 use crate::confinement::{self, ConfinementRequest, EnforcementState, PROXY_PORT, Plan};
 use crate::files::{Root, ViewPaths};
 use crate::groups::{Groups, LimitEvents};
 use crate::identity::Identity;
 use crate::mode::{Mode, is_confined};
 use crate::proxy::{Denials, Proxy, ProxySettings};
+use crate::readiness::register;
 use crate::settings::LocalSettings;
 use crate::storage::Storage;
 use crate::supervisor::{SetupOutcome, StartError, Supervisor, connected_socket, message_sockets};
@@ -104,7 +104,7 @@ impl Engine {
         let order = Order::Connect { port, v6 };
         self.order(order, &[answer_end.as_fd()]).await?;
         drop(answer_end);
-        let answer = command::register(answer, Interest::READABLE)?;
+        let answer = register(answer, Interest::READABLE)?;
         let received = loop {
             let mut ready = answer.readable().await?;
             if let Ok(received) = ready.try_io(|answer| connected_socket(answer.as_fd())) {

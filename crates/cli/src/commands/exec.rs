@@ -20,13 +20,13 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::publish;
 use crate::args::ExecArgs;
 use crate::backend::BackendArg;
 use crate::config;
 use crate::display::{enforcement, isolation, unenforced};
 use crate::exit::{Failure, FailureExt as _};
 use crate::policy;
+use crate::publish;
 use crate::terminal::{self, Raw};
 use crate::text::{clean, one_line};
 
@@ -52,12 +52,16 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
-    let listeners = publish::listen(&args.publish).await?;
+    let listeners = publish::listen(&args.publish).await;
+    let listeners = listeners.map_err(|error| Failure {
+        code: FAILED,
+        error,
+    })?;
     let sandbox = open(&backend, &policy).await?;
     report(sandbox.info(), args.verbose).await;
     let published = publish::check(&args.publish, &*sandbox).await;
     let running = async {
-        published?;
+        published.map_err(|error| failure(FAILED, &error))?;
         tokio::select! {
             code = run(args, &*sandbox, cancellation) => code,
             never = publish::serve(listeners, &*sandbox) => match never {},

@@ -8,7 +8,6 @@ pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod gc;
 pub(crate) mod mcp;
-pub(crate) mod publish;
 pub(crate) mod python;
 pub(crate) mod repl;
 pub(crate) mod run;

@@ -4,7 +4,8 @@ use core::mem::size_of;
 
 use super::List;
 use super::{
-    Errno, Fd, FromRegister, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall, uninterrupted,
+    Errno, Fd, FromRegister, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall,
+    uninterrupted,
 };
 
 const AF_INET: i32 = 2;

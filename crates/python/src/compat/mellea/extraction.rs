@@ -5,7 +5,7 @@ use serde_json::Value;
 /// The arguments that hold code, by preference.
 const CODE_FIELDS: [&str; 5] = ["code", "command", "query", "script", "source"];
 
-/// What a generic block of code must contain to be taken for Python.
+/// The signs of Python, one of which a block without a language must contain.
 const PYTHON_SIGNS: [&str; 5] = ["def ", "class ", "import ", "print(", "if __name__"];
 
 /// A tool call in which code may be.

@@ -4,6 +4,7 @@
 //! Names and messages are Mellea's. The differences are listed in `docs/python.md`; the most important one is that every
 //! field of a [`CapabilityPolicy`] is enforced on the tier `local`.
 
+mod construction;
 mod environment;
 mod extraction;
 mod legacy;

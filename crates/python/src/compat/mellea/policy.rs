@@ -9,7 +9,7 @@ use cantle_core::secret::SecretText;
 
 use super::MelleaError;
 
-/// What code may do: Mellea's fields, all of which are enforced on the tier `local`.
+/// The permissions and limits of code: Mellea's fields, all of which are enforced on the tier `local`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,

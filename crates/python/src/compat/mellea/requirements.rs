@@ -69,7 +69,7 @@ pub enum Requirement {
     PythonSyntaxValid,
     /// The code may be executed and succeeds.
     PythonExecution(Box<PythonExecutionReq>),
-    /// What the code prints is short enough.
+    /// The output of the code is short enough.
     OutputSizeLimit {
         /// Maximum number of characters.
         limit_chars: usize,

@@ -105,7 +105,7 @@ impl Provision for Counted {
         interpreter: Interpreter,
         packages: &[String],
     ) -> Result<Interpreter, String> {
-        self.0.lock().unwrap().push(packages.to_vec());
+        self.0.lock().expect("not poisoned").push(packages.to_vec());
         match packages.iter().any(|it| it == "missing") {
             true => Err("no such package".to_owned()),
             false => Ok(interpreter),
@@ -271,7 +271,7 @@ async fn p34_to_p40_package_names() {
         (names(&["   "]), "non-empty"),
         (names(&["-r", "requirements.txt"]), "flag-style"),
         (
-            names(&["--index-url", "http://evil.example/"]),
+            names(&["--index-url", "http://evil.example.com/"]),
             "flag-style",
         ),
         (names(&["-r"]), "flag-style"),
@@ -354,7 +354,7 @@ impl Backend for Container {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        *self.0.lock().unwrap() += 1;
+        *self.0.lock().expect("not poisoned") += 1;
         LocalBackend::new().open(cx).await
     }
 }

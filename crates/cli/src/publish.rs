@@ -4,14 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::anyhow;
-use cantle::core::sandbox::{Sandbox, SandboxErrorKind};
+use anyhow::Context as _;
+use cantle::core::sandbox::{Sandbox, SandboxError, SandboxErrorKind};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-
-use super::exec::{FAILED, failure};
-use crate::exit::Failure;
 
 /// Pause after a connection could not be accepted, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -40,31 +37,33 @@ impl FromStr for PublishArg {
 }
 
 /// Listens on the addresses.
-pub(super) async fn listen(published: &[PublishArg]) -> Result<Vec<TcpListener>, Failure> {
+pub(crate) async fn listen(published: &[PublishArg]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for PublishArg(address) in published {
-        let listener = TcpListener::bind(address).await.map_err(|error| Failure {
-            code: FAILED,
-            error: anyhow!(error).context(format!("failed to listen on {address}")),
-        })?;
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("failed to listen on {address}"))?;
         listeners.push(listener);
     }
     Ok(listeners)
 }
 
 /// Fails if the sandbox's ports can't be connected to.
-pub(super) async fn check(published: &[PublishArg], sandbox: &dyn Sandbox) -> Result<(), Failure> {
-    if let Some(PublishArg(address)) = published.first()
-        && let Err(error) = sandbox.connect(address.port()).await
-        && error.kind() == SandboxErrorKind::Unsupported
-    {
-        return Err(failure(FAILED, &error));
+pub(crate) async fn check(
+    published: &[PublishArg],
+    sandbox: &dyn Sandbox,
+) -> Result<(), SandboxError> {
+    let Some(PublishArg(address)) = published.first() else {
+        return Ok(());
+    };
+    match sandbox.connect(address.port()).await {
+        Err(error) if error.kind() == SandboxErrorKind::Unsupported => Err(error),
+        // The server may start later.
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Passes connections on. Never returns; dropping it closes them.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     listeners: Vec<TcpListener>,
     sandbox: &dyn Sandbox,
 ) -> std::convert::Infallible {
