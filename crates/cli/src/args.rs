@@ -3,11 +3,11 @@
 //! Flags that can also be set in `cantle.toml` are declared in [`crate::settings`].
 
 mod chat;
+mod exec;
 mod files;
 mod help;
 mod runs;
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use clap::{CommandFactory as _, Parser as _};
 use url::Url;
 
 pub(crate) use self::chat::ChatArgs;
+pub(crate) use self::exec::ExecArgs;
 pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
-use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
+use self::help::{DEMO_HELP, DOCTOR_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::backend::BackendArg;
 use crate::files::FilesArgs;
 use crate::mcp::McpArgs;
-use crate::publish::PublishArg;
 use crate::settings::{
     Given, KeepSettings, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
 };
@@ -360,37 +360,6 @@ pub(crate) struct DisplayArgs {
     /// Display commands and results in full, and the model's reasoning
     #[arg(long, short, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
-}
-
-/// Run one command in a new sandbox, and exit with its code
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXEC_HELP)]
-pub(crate) struct ExecArgs {
-    /// Maximum duration, such as 300, 90s, 5m or 1h [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) timeout: Option<Duration>,
-
-    /// Allocate a terminal for the command, as interactive programs need
-    #[arg(long, short)]
-    pub(crate) tty: bool,
-
-    /// Pass TCP connections to a port of this machine on to the same port of the sandbox [default ADDR: 127.0.0.1]
-    #[arg(long, value_name = "[ADDR:]PORT")]
-    pub(crate) publish: Vec<PublishArg>,
-
-    /// Report to standard error how the sandbox is isolated
-    #[arg(long, short)]
-    pub(crate) verbose: bool,
-
-    /// The program and its arguments; no shell interprets them
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub(crate) command: Vec<OsString>,
-
-    #[command(flatten)]
-    pub(crate) sandbox: Given<SandboxSettings>,
-
-    #[command(flatten)]
-    pub(crate) variables: VariableArgs,
 }
 
 /// Run a Python program in a new sandbox, and exit with its code
