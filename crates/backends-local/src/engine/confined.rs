@@ -87,7 +87,7 @@ impl Engine {
             match self.connect_to(port, false).await {
                 // Servers that listen on `localhost` may have chosen this address.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    self.connect_to(port, true).await
+                    self.connect_to(port, true).await.map_err(|_| error)
                 }
                 connected => connected,
             }
