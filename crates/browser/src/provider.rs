@@ -9,7 +9,8 @@ use cantle_core::content::{Content, ImageLimits, Media, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, ToolContext, ToolError, ToolOutput, ToolProvider, ToolSet,
+    DynTool, OpenContext, ProviderError, Requirements, ToolContext, ToolError, ToolOutput,
+    ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -91,6 +92,10 @@ impl ToolProvider for BrowserTools {
 
     fn identity(&self) -> Value {
         json!({"prefix": self.settings.prefix})
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

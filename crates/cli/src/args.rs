@@ -7,26 +7,23 @@ mod exec;
 mod files;
 mod help;
 mod runs;
+mod serve;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cantle::core::policy::parse_bytes;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory as _, Parser as _};
-use url::Url;
 
 pub(crate) use self::chat::ChatArgs;
 pub(crate) use self::exec::ExecArgs;
 pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
 use self::help::{DEMO_HELP, DOCTOR_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
-use crate::backend::BackendArg;
-use crate::files::FilesArgs;
+pub(crate) use self::serve::{Preparation, ServeArgs, ServedToolsArgs, TemplateArg};
 use crate::mcp::McpArgs;
 use crate::settings::{
-    Given, KeepSettings, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
+    Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_dollars, parse_duration,
 };
 use crate::variables::VariableArgs;
 
@@ -216,7 +213,8 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "deny_host",
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "deny_host", "package", "package_host",
+        "refresh_packages",
         "sub_agents", "mcp", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
@@ -365,7 +363,8 @@ pub(crate) struct DisplayArgs {
 /// Run a Python program in a new sandbox, and exit with its code
 ///
 /// The program is checked first and its output is passed through. It has an empty working directory and no input, and
-/// uses the packages of the sandbox's Python. Without FILE, a terminal executes line by line, and variables stay.
+/// uses the packages of the sandbox's Python, or those of --package. Without FILE, a terminal executes line by line,
+/// and variables stay.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PythonArgs {
     /// The program; `-` reads it from standard input
@@ -388,7 +387,7 @@ pub(crate) struct PythonArgs {
     pub(crate) verbose: bool,
 
     #[command(flatten)]
-    pub(crate) sandbox: Given<SandboxSettings>,
+    pub(crate) settings: Given<PythonSettings>,
 
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
@@ -420,118 +419,6 @@ pub(crate) struct DoctorArgs {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Serve sandboxes to E2B's SDKs
-///
-/// It prints the variables by which SDKs find it. The policy given here applies to every sandbox; a client
-/// can only restrict it further.
-#[derive(Debug, clap::Args)]
-pub(crate) struct ServeArgs {
-    /// Address to listen on; keys are required unless it is local
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        env = "CANTLE_SERVE_LISTEN",
-        hide_env_values = true,
-        default_value = "127.0.0.1:3010"
-    )]
-    pub(crate) listen: SocketAddr,
-
-    /// File of client keys, one per line [default: the comma-separated keys in CANTLE_SERVE_KEYS]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) key_file: Option<PathBuf>,
-
-    /// File of keys that are bound to principals, in lines of `KEY ID [LEVEL]`
-    ///
-    /// A client with such a key acts on behalf of its principal. Levels are guest, which is the default, user,
-    /// admin and owner.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) principals: Option<PathBuf>,
-
-    /// Where sandboxes run: `local`, `docker:IMAGE` or `dockerfile:PATH`
-    #[arg(long, value_name = "WHERE", default_value = "local")]
-    pub(crate) backend: BackendArg,
-
-    /// Domain under which clients reach it (E2B_DOMAIN), behind a proxy that terminates TLS
-    #[arg(long, value_name = "DOMAIN")]
-    pub(crate) domain: Option<String>,
-
-    /// Maximum number of running sandboxes [default: 1000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = "Limits")]
-    pub(crate) max_sandboxes: Option<u32>,
-
-    /// Maximum number of running sandboxes per key [default: all]
-    ///
-    /// With several keys, half of all sandboxes, connections and memory is divided into shares reserved for
-    /// each key, so that none can take the last places of the others. The other half is for whoever comes
-    /// first. A single key may use everything.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = "Limits")]
-    pub(crate) max_sandboxes_per_key: Option<u32>,
-
-    /// Maximum number of connections; if it is reached, idle unauthenticated ones are closed [default: 16384]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..),
-        help_heading = "Limits")]
-    pub(crate) max_connections: Option<u32>,
-
-    /// Maximum lifetime of a sandbox whose client does not extend it, such as 90m or 24h [default: 24h]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Limits")]
-    pub(crate) max_lifetime: Option<Duration>,
-
-    #[command(flatten)]
-    pub(crate) tools: ServedToolsArgs,
-
-    #[command(flatten)]
-    pub(crate) policy: Given<PolicySettings>,
-}
-
-/// The service of tools of `cantle serve`.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ServedToolsArgs {
-    /// Serve the tools of code_executor, too: /manifest, /execute and /files
-    ///
-    /// A client's key is a service token. Its calls name the `user_id` that they are for, unless --principals binds
-    /// the key to one. Each principal has a sandbox and files of its own.
-    #[arg(long = "tools")]
-    pub(crate) is_enabled: bool,
-
-    #[command(flatten)]
-    pub(crate) files: FilesArgs,
-
-    /// Address under which clients reach stored files [default: that of this server, presigned ones of a bucket]
-    #[arg(
-        long,
-        value_name = "URL",
-        requires = "is_enabled",
-        help_heading = "Stored files"
-    )]
-    pub(crate) files_url: Option<Url>,
-
-    /// Maximum number of files that a principal stores [default: 10000]
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "is_enabled",
-        help_heading = "Limits"
-    )]
-    pub(crate) max_stored_files: Option<u64>,
-
-    /// Maximum size of the files that a principal stores, such as 500M [default: 10G]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "is_enabled",
-        help_heading = "Limits")]
-    pub(crate) max_stored_bytes: Option<u64>,
-
-    /// Maximum number of tool calls of a principal in a minute [default: 120]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
-        requires = "is_enabled", help_heading = "Limits")]
-    pub(crate) max_calls_per_minute: Option<u32>,
-}
-
-/// Parses a size such as `500M`.
-fn parse_size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "expected a size such as 500M or 10G".to_owned())
 }
 
 // Without a doc comment, the description is that of `RunArgs`.

@@ -198,9 +198,13 @@ impl Connection<'_> {
 
 /// Adds the prices and the context window that a LiteLLM proxy reports.
 fn described<D: Dialect>(builder: HttpClientBuilder<D>) -> Option<HttpClientBuilder<D>> {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().ok()?;
-    runtime.block_on(builder.described_by_litellm()).ok()
+    let ask = || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().ok()?;
+        runtime.block_on(builder.described_by_litellm()).ok()
+    };
+    // The caller's thread may have a runtime, in which another one can't run.
+    std::thread::scope(|scope| scope.spawn(ask).join().ok().flatten())
 }
 
 /// Refuses a cost budget unless the cost of the model and its fallbacks is known: there are prices, or the

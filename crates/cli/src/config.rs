@@ -127,11 +127,18 @@ impl RunConfig {
 pub(crate) fn resolve_sandbox(
     given: &Given<SandboxSettings>,
 ) -> Result<(BackendArg, Policy), Failure> {
-    let layers = Layers::with_files(given).usage()?;
-    report_ignored(&layers);
-    let policy = policy::resolve(&layers).usage()?;
+    sandbox_of(&Layers::with_files(given).usage()?)
+}
+
+/// Returns the backend and the policy of these settings.
+///
+/// # Errors
+/// If a setting is invalid.
+pub(crate) fn sandbox_of(layers: &Layers) -> Result<(BackendArg, Policy), Failure> {
+    report_ignored(layers);
+    let policy = policy::resolve(layers).usage()?;
     let mut settings: SandboxSettings = layers.typed().usage()?;
-    set_build_digest(&mut settings, &layers);
+    set_build_digest(&mut settings, layers);
     Ok((settings.backend.unwrap_or_default(), policy))
 }
 
@@ -140,9 +147,16 @@ pub(crate) fn resolve_sandbox(
 /// # Errors
 /// If a setting is invalid.
 pub(crate) fn resolve_policy(given: &Given<PolicySettings>) -> Result<Policy, Failure> {
-    let layers = Layers::with_files(given).usage()?;
-    report_ignored(&layers);
-    policy::resolve(&layers).usage()
+    policy_of(&Layers::with_files(given).usage()?)
+}
+
+/// Returns the policy of these settings.
+///
+/// # Errors
+/// If a setting is invalid.
+pub(crate) fn policy_of(layers: &Layers) -> Result<Policy, Failure> {
+    report_ignored(layers);
+    policy::resolve(layers).usage()
 }
 
 /// Binds a Dockerfile of the current directory to the content that the user trusts.

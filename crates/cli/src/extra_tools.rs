@@ -8,7 +8,7 @@ use cantle::core::content::{ImageLimits, MediaKind};
 use cantle::core::llm::ModelInfo;
 use cantle::core::policy::Policy;
 use cantle::core::sandbox::Backend;
-use cantle::python::{Interpreter, PythonTool};
+use cantle::python::{Interpreter, PackageSet, PythonTool};
 use cantle::tools::{calculator, view_image};
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +93,7 @@ impl ExtraTools {
         mut agent: AgentBuilder,
         backend: &Arc<dyn Backend>,
         policy: &Policy,
+        packages: Option<&PackageSet>,
         settings: &Settings,
         is_replay: bool,
     ) -> anyhow::Result<AgentBuilder> {
@@ -108,9 +109,12 @@ impl ExtraTools {
             agent = agent.provider(browser);
         }
         if self.python {
-            let python = Interpreter::new(Arc::clone(backend))
+            let mut python = Interpreter::new(Arc::clone(backend))
                 .policy(policy.clone())
                 .timeout(settings.timeout());
+            if let Some(packages) = packages {
+                python = python.packages(packages.clone());
+            }
             agent = agent.provider(PythonTool::new(python).images(self.view_image));
         }
         if self.view_image {

@@ -28,6 +28,7 @@ mod kept_sandbox;
 mod line_editor;
 mod mcp;
 mod output_dir;
+mod packages;
 mod policy;
 mod provider;
 mod publish;
@@ -77,9 +78,13 @@ fn main() -> ExitCode {
     };
     let cancelled = Code::Cancelled as u8;
     let result = match command {
-        Command::Run(args) => {
-            run::prepare(&args).and_then(|run| block_on(cancelled, |token| run.perform(token)))
-        }
+        Command::Run(args) => block_on(cancelled, |token| async move {
+            let prepared = tokio::select! {
+                prepared = run::prepare(&args) => prepared?,
+                () = token.cancelled() => return Ok(cancelled),
+            };
+            prepared.perform(token).await
+        }),
         // It has interrupts of its own: the first one cancels a message.
         Command::Chat(args) => Chat::prepare(*args).and_then(|chat| {
             let mut runtime = tokio::runtime::Builder::new_current_thread();

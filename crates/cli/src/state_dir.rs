@@ -93,6 +93,11 @@ impl StateDir {
         self.directory.join("serve")
     }
 
+    /// Returns the directory of installed Python packages.
+    pub(crate) fn packages(&self) -> PathBuf {
+        self.directory.join("packages")
+    }
+
     /// Returns the directory of stored files and their catalogue.
     pub(crate) fn files(&self) -> PathBuf {
         self.directory.join("files")

@@ -14,6 +14,7 @@ use cantle::clients::limit::RateLimiter;
 use cantle::core::llm::LlmClient;
 use cantle::core::sandbox::Backend;
 use cantle::core::tool::ChannelUser;
+use cantle::python::PackageSet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -76,6 +77,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) client: &'a Arc<dyn LlmClient>,
     pub(crate) limiter: &'a RateLimiter,
     pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) packages: Option<&'a PackageSet>,
     pub(crate) approvals: &'a Approvals,
     pub(crate) user: Option<&'a ChannelUser>,
     pub(crate) budget_usd: Option<f64>,
@@ -172,7 +174,8 @@ impl SubAgentTable {
         if let Some(user) = caller.user {
             builder = builder.user(user.clone());
         }
-        builder = tools.add_to(builder, caller.backend, &run.policy, settings, false)?;
+        let (backend, packages) = (caller.backend, caller.packages);
+        builder = tools.add_to(builder, backend, &run.policy, packages, settings, false)?;
         let backend = Arc::clone(caller.backend);
         let agent = agent::complete(builder, backend, run.policy.clone(), settings, None)?;
         let mut sub_agent = SubAgent::new(&agent, &self.description).budget(self.budget());

@@ -12,7 +12,8 @@ mod support;
 
 use std::path::Path;
 
-use cantle_testkit::openai::{Script, ToolCall, Turn, Usage, serve_until};
+use cantle_testkit::lane;
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn, Usage, serve_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -417,6 +418,79 @@ async fn llama_refuses_a_wrong_key_and_a_long_prompt() {
         assert_eq!(exited.code, Some(5), "{exited:?}");
         assert!(exited.stderr.contains("(HTTP 401)"), "{}", exited.stderr);
     }
+}
+
+/// A CSV is loaded in one call and plotted in the next, with packages that the machine lacks and without a network.
+#[tokio::test]
+async fn a_model_plots_a_table_with_packages_that_the_machine_lacks() {
+    let variables = ["CANTLE_TEST_INDEX", "CANTLE_TEST_INDEX_FILES"];
+    let Some([index, files]) = peer("index", variables) else {
+        return;
+    };
+    if !lane::is_full() {
+        return lane::skip("the full lane installs pandas and matplotlib");
+    }
+    let python = |code: &str| Turn::tool(ToolCall::new("python", json!({ "code": code })));
+    let done = json!({ "reason": "done", "paths": ["chart.png"] });
+    let script = Script::new()
+        .turn(python(
+            "import pandas as pd\ntable = pd.read_csv('sales.csv')\nint(table['sold'].sum())",
+        ))
+        .turn(python(
+            "import matplotlib.pyplot as plt\ntable.plot.bar(x='day', y='sold')\nplt.savefig('chart.png')",
+        ))
+        .turn(python(
+            "import socket\nsocket.create_connection(('192.0.2.1', 80), 5)",
+        ))
+        .turn(Turn::tool(ToolCall::new("finish", done)));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let host = url::Url::parse(&index)
+        .unwrap()
+        .host_str()
+        .unwrap()
+        .to_owned();
+    let env = TestEnv::new()
+        .set("PIP_INDEX_URL", index)
+        .set(
+            "CANTLE_PACKAGE_HOST",
+            format!("{host},private,{files},private"),
+        )
+        .with_server(&server.url());
+    env.write("sales.csv", "day,sold\nMon,3\nTue,4\n");
+    let flags = [
+        "run",
+        "Chart the sales",
+        "--tools",
+        "python",
+        "--package",
+        "pandas",
+        "--package",
+        "matplotlib",
+        "--vision",
+        "on",
+        "--input",
+        "sales.csv",
+        "--output-dir",
+        "out",
+    ];
+    let exited = env.run(flags).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let png = std::fs::read(env.path("out/chart.png")).unwrap();
+    assert!(png.starts_with(b"\x89PNG") && png.len() > 1000);
+    let requests = server.requests();
+    let messages = |turn: usize| requests[turn].body()["messages"].to_string();
+    assert!(
+        messages(1).contains("<result>7</result>"),
+        "{}",
+        messages(1)
+    );
+    // The figure is shown to the model, too.
+    assert!(messages(2).contains("data:image/png;base64,"));
+    assert!(
+        messages(3).contains("Network is unreachable"),
+        "{}",
+        messages(3)
+    );
 }
 
 /// Under the default policy, with the index's hosts, and without a trace in the working directory.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cantle_core::sandbox::{Backend, Sandbox};
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, ToolError, ToolProvider, ToolSet, ToolSpec,
+    DynTool, OpenContext, ProviderError, Requirements, ToolError, ToolProvider, ToolSet, ToolSpec,
 };
 use futures_util::future::join_all;
 use rmcp::model::Tool;
@@ -100,6 +100,10 @@ impl ToolProvider for McpTools {
             .map(|server| (server.name.clone(), server.identity()))
             .collect();
         Value::Object(servers)
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

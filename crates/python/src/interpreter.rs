@@ -3,27 +3,33 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use cantle_core::code::{CodeObserver, RichResult};
+use cantle_core::code::{CodeError, CodeObserver, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     ArtifactLimits, Backend, Channel, ExitStatus, RenderLimits, Sandbox, SandboxContext,
     SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Spill, Stdin, Walk,
 };
+use cantle_core::tool::Requirements;
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::{Python, find_python};
 use crate::execution::{Execution, ExecutionOutcome};
 use crate::kernel::{CallLimits, Kernel, LOST_VARIABLES};
+use crate::packages::PackageSet;
 use crate::source::SourceFacts;
 
 /// Runs code from standard input with a traceback of the user's frames.
 const ONE_SHOT: &str = include_str!("one_shot.py");
+/// Reported once by a session whose packages are a copy.
+const COPIED: &str =
+    "The packages were copied into the sandbox; there they are not protected from writing.";
 /// Maximum number of contexts of a session, each of which is a process.
 const MAX_CONTEXTS: usize = 64;
 /// Maximum number of files that artifacts are looked for among.
@@ -56,6 +62,8 @@ pub struct Interpreter {
     pub(crate) timeout: Duration,
     pub(crate) artifacts: Option<ArtifactLimits>,
     pub(crate) figures: bool,
+    pub(crate) packages: Option<PackageSet>,
+    missing_module_advice: Option<Arc<str>>,
 }
 
 impl Interpreter {
@@ -70,6 +78,8 @@ impl Interpreter {
             timeout: Duration::from_secs(60),
             artifacts: None,
             figures: true,
+            packages: None,
+            missing_module_advice: None,
         }
     }
 
@@ -82,6 +92,19 @@ impl Interpreter {
     /// Sets the Python to use: a name on the sandbox's `PATH`, or a path in the sandbox.
     pub fn python(mut self, python: impl Into<String>) -> Self {
         self.python = Some(python.into());
+        self
+    }
+
+    /// Uses packages that were prepared. A sandbox that this interpreter or a session of an agent opens shows them
+    /// read-only; in another one they are a copy, which code can change.
+    pub fn packages(mut self, packages: PackageSet) -> Self {
+        self.packages = Some(packages);
+        self
+    }
+
+    /// Sets what a context reports after a `ModuleNotFoundError`, such as how to install packages.
+    pub fn missing_module_advice(mut self, advice: impl Into<Arc<str>>) -> Self {
+        self.missing_module_advice = Some(advice.into());
         self
     }
 
@@ -138,8 +161,16 @@ impl Interpreter {
     /// # Errors
     /// As [`Backend::open`].
     pub async fn open(&self) -> Result<PythonSession, SandboxError> {
-        let context = SandboxContext::new(RunId::new(), self.policy.clone());
+        let mut policy = self.policy.clone();
+        self.requirements().add_to(&mut policy);
+        let context = SandboxContext::new(RunId::new(), policy);
         Ok(self.attach(self.backend.open(context).await?))
+    }
+
+    /// Returns what a sandbox of this machine has to show and set before it opens.
+    pub fn requirements(&self) -> Requirements {
+        let packages = self.packages.as_ref();
+        packages.map(PackageSet::requirements).unwrap_or_default()
     }
 
     /// Returns a session in an open sandbox, which keeps its own policy.
@@ -148,6 +179,7 @@ impl Interpreter {
             settings: self.clone(),
             sandbox,
             python: OnceCell::new(),
+            has_unreported_copy: AtomicBool::new(false),
             contexts: Mutex::default(),
             latest_walk: Mutex::default(),
         }
@@ -186,6 +218,7 @@ pub struct PythonSession {
     sandbox: Arc<dyn Sandbox>,
     /// The Python of the sandbox, or why there is none.
     python: OnceCell<Result<Python, String>>,
+    has_unreported_copy: AtomicBool,
     contexts: Mutex<HashMap<String, Arc<Mutex<ContextState>>>>,
     /// The listing after the latest call, which is the next call's listing before.
     latest_walk: Mutex<Option<Arc<Walk>>>,
@@ -348,6 +381,12 @@ impl PythonSession {
         let had_run = std::mem::replace(&mut state.has_run, true);
         let (mut execution, is_usable) = kernel.execute(code, &limits, observer).await?;
         state.kernel = is_usable.then_some(kernel);
+        let is_missing = |error: &CodeError| error.name == "ModuleNotFoundError";
+        if let Some(advice) = &self.settings.missing_module_advice
+            && execution.error.as_ref().is_some_and(is_missing)
+        {
+            execution.notes.push(advice.to_string());
+        }
         if is_new && had_run {
             execution.notes.insert(0, LOST_VARIABLES.to_owned());
         }
@@ -403,9 +442,36 @@ impl PythonSession {
 
     /// Returns the Python of the sandbox, or why there is none.
     pub(crate) async fn python(&self) -> Result<&Result<Python, String>, SandboxError> {
-        self.python
-            .get_or_try_init(|| find_python(&*self.sandbox, self.settings.python.as_deref()))
-            .await
+        self.python.get_or_try_init(|| self.find_python()).await
+    }
+
+    async fn find_python(&self) -> Result<Result<Python, String>, SandboxError> {
+        let configured = self.settings.python.as_deref();
+        let Some(packages) = &self.settings.packages else {
+            return find_python(&*self.sandbox, configured).await;
+        };
+        let mut found = find_python(&*self.sandbox, Some(&packages.python())).await?;
+        if found.is_err() {
+            let own = match find_python(&*self.sandbox, configured).await? {
+                Ok(own) => own,
+                Err(reason) => return Ok(Err(reason)),
+            };
+            let copied = packages.copy_into(&*self.sandbox, &own.program).await?;
+            let copied = match copied {
+                Ok(python) => python,
+                Err(reason) => return Ok(Err(reason)),
+            };
+            found = find_python(&*self.sandbox, Some(&copied)).await?;
+            self.has_unreported_copy.store(true, Ordering::Relaxed);
+        }
+        let expected = packages.minor_version();
+        Ok(found.and_then(|python| match python.minor == expected {
+            true => Ok(python),
+            false => Err(format!(
+                "The packages were installed for Python 3.{expected}, and the sandbox's is 3.{} now; install them again.",
+                python.minor
+            )),
+        }))
     }
 
     /// Lists the working directory, to tell what a call of the tool changed; `None` if that takes too long.
@@ -456,6 +522,9 @@ impl PythonSession {
         execution
             .enforcement
             .clone_from(&self.sandbox.info().enforcement);
+        if self.has_unreported_copy.swap(false, Ordering::Relaxed) {
+            execution.notes.push(COPIED.to_owned());
+        }
         execution
     }
 }

@@ -30,6 +30,14 @@ def frame(**fields):
 
 # ---- The child.
 
+def without_indent(code):
+    """Removes the first line's indentation from all lines, as IPython does."""
+    lines = code.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    return "\n".join(line.removeprefix(indent) for line in lines)
+
+
 class Child:
     def __init__(self, requests, frames):
         self.requests, self.frames = os.fdopen(requests, "rb"), frames
@@ -73,7 +81,7 @@ class Child:
 
     def execute(self, code, env):
         self.count += 1
-        code = code[1:] if code.startswith("\ufeff") else code
+        code = without_indent(code[1:] if code.startswith("\ufeff") else code)
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
         error = None

@@ -2,8 +2,9 @@
 //!
 //! [`SourceFacts`] tells what source imports and whether it parses, without executing it. An [`Interpreter`] is
 //! configuration over any backend: it runs code in an interpreter of its own, or opens a [`PythonSession`], whose
-//! contexts keep variables from call to call. Both return an [`Execution`]. [`PythonTool`] lets a model use one. The source check is advice; the
-//! boundary is the policy of the sandbox.
+//! contexts keep variables from call to call. Both return an [`Execution`]. [`PythonTool`] lets a model use one. A
+//! [`PackageStore`] provides packages that the machine lacks. The source check is advice; the boundary is the policy of
+//! the sandbox.
 
 #![forbid(unsafe_code)]
 
@@ -13,11 +14,16 @@ mod discovery;
 mod execution;
 mod interpreter;
 mod kernel;
+mod packages;
 mod source;
 mod tool;
 
 pub use self::execution::{Execution, ExecutionOutcome};
 pub use self::interpreter::{Interpreter, PythonSession};
+pub use self::packages::{
+    CollectedPackages, PackageError, PackageErrorKind, PackageIndex, PackageRequest, PackageSet,
+    PackageSpecifier, PackageStore, PythonTarget,
+};
 pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};
 pub use self::tool::PythonTool;
 pub use cantle_core::code::{CodeError, RichResult};

@@ -18,8 +18,8 @@ use cantle_core::sandbox::{
     SandboxContext, SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
 };
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Tool, ToolContext, ToolError, ToolOutput, ToolProvider,
-    ToolSet,
+    DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
+    ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -29,6 +29,7 @@ use tokio::sync::OnceCell;
 use crate::execution::{Execution, ExecutionOutcome};
 use crate::interpreter::{Interpreter, PythonSession};
 use crate::kernel::{CallLimits, LOST_VARIABLES};
+use crate::packages::PackageSet;
 
 const NAME: &str = "python";
 /// The context of the model.
@@ -38,6 +39,8 @@ const MAX_IMAGES: usize = 8;
 /// Maximum number of changed files that are named, and of characters of each name.
 const MAX_FILES: usize = 20;
 const MAX_NAME_CHARS: usize = 200;
+/// Maximum number of packages that the description names.
+const MAX_PACKAGES: usize = 60;
 
 /// Provides the tool `python`, which executes code and keeps its variables from call to call.
 ///
@@ -86,31 +89,50 @@ impl ToolProvider for PythonTool {
     }
 
     fn identity(&self) -> Value {
-        json!({
+        let mut identity = json!({
             "python": self.interpreter.python,
             "allowed_imports": self.interpreter.allowed_imports.as_deref(),
-        })
+        });
+        // Absent in earlier journals.
+        if let (Some(packages), Some(identity)) =
+            (&self.interpreter.packages, identity.as_object_mut())
+        {
+            identity.insert("packages".to_owned(), packages.key().into());
+        }
+        identity
+    }
+
+    fn requirements(&self) -> Requirements {
+        self.interpreter.requirements()
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
         let (sandbox, is_owned) = match cx.sandbox {
             Some(sandbox) => (sandbox, false),
             None => {
-                let policy = self.interpreter.policy.clone();
+                let mut policy = self.interpreter.policy.clone();
+                self.interpreter.requirements().add_to(&mut policy);
                 let mut context = SandboxContext::new(cx.run, policy).with_progress(cx.progress);
                 context.principal = cx.principal;
                 (self.interpreter.backend.open(context).await?, true)
             }
         };
         let session = Arc::new(self.interpreter.attach(sandbox));
+        let limits = RenderLimits::default();
+        let mut description = description(&self.interpreter, limits);
+        if let Some(packages) = &self.interpreter.packages {
+            let python = session.python().await?.as_ref();
+            let python = python.map_err(|reason| ProviderError::new(reason.as_str()))?;
+            describe_packages(&mut description, packages, &python.program);
+        }
         let marker = SandboxPath::new(format!(".cantle/python-{}", cx.run));
         let tool = DynTool::new(RunPython {
             session: Arc::clone(&session),
             policy: self.interpreter.policy.clone(),
             timeout: self.interpreter.timeout,
             images: self.images,
-            limits: RenderLimits::default(),
-            description: description(&self.interpreter, RenderLimits::default()),
+            limits,
+            description,
             marker: marker.ok(),
             had_predecessor: OnceCell::new(),
         });
@@ -202,6 +224,19 @@ fn description(interpreter: &Interpreter, limits: RenderLimits) -> String {
         limits.channel_chars
     );
     text
+}
+
+/// Names packages, and the Python with which commands reach them.
+fn describe_packages(description: &mut String, packages: &PackageSet, python: &str) {
+    let names = packages.packages().take(MAX_PACKAGES);
+    let names: Vec<_> = names
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let _ = write!(
+        description,
+        " These packages are installed: {}; commands reach them with `{python}`.",
+        names.join(", ").replace(" ,", ",")
+    );
 }
 
 impl RunPython {

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use async_trait::async_trait;
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, ToolError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
+    DynTool, OpenContext, ProviderError, Requirements, ToolError, ToolOutput, ToolProvider,
+    ToolSet, ToolSpec,
 };
 use cantle_testkit::conformance::{self, Outcome};
 use serde_json::{Value, json};
@@ -74,6 +75,10 @@ impl ToolProvider for Provider {
 
     fn identity(&self) -> Value {
         Value::Null
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

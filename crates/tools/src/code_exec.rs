@@ -16,8 +16,8 @@ use cantle_core::sandbox::{
     SandboxExt as _, SpawnRequest, Spill, Utf8Decoder, render_command,
 };
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Tool, ToolContext, ToolError, ToolOutput, ToolProvider,
-    ToolSet,
+    DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
+    ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -177,12 +177,18 @@ impl ToolProvider for CodeExec {
         })
     }
 
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
+    }
+
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
         let (sandbox, owned) = if let Some(sandbox) = cx.sandbox {
             // An existing sandbox belongs to another provider, which closes it.
             (sandbox, None)
         } else {
-            let mut context = SandboxContext::new(cx.run, self.policy.clone());
+            let mut policy = self.policy.clone();
+            cx.requirements.add_to(&mut policy);
+            let mut context = SandboxContext::new(cx.run, policy);
             context.principal = cx.principal;
             context.durable = cx.durable;
             context.progress = cx.progress;

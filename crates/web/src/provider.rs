@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use cantle_core::content::ImageLimits;
 use cantle_core::policy::HostPattern;
 use cantle_core::sandbox::Sandbox;
-use cantle_core::tool::{DynTool, OpenContext, ProviderError, ToolProvider, ToolSet};
+use cantle_core::tool::{DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -102,6 +102,10 @@ impl ToolProvider for WebTools {
     fn identity(&self) -> Value {
         let search = self.search.as_ref().map(|provider| provider.name());
         json!({"allow": self.reach.allow, "deny": self.reach.deny, "search": search})
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

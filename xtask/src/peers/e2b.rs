@@ -30,7 +30,7 @@ const SUITE: (&[&str], &str) = (
     ],
     include_str!("../../peers/e2b-suite.txt"),
 );
-const JAVASCRIPT: &str = "e2b@2.51.0";
+const JAVASCRIPT: [&str; 2] = ["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
 pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
@@ -44,17 +44,21 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     let older = OLDER.into_iter().filter(|_| lane == Lane::Full);
     for (version, pins) in older.chain([NEWEST]) {
         let peer = format!("e2b-python-{version}");
-        let environment = python.environment(workshop, &peer, &["e2b"], pins)?;
+        let packages: &[&str] = match version == NEWEST.0 {
+            true => &["e2b", "e2b-code-interpreter"],
+            false => &["e2b"],
+        };
+        let environment = python.environment(workshop, &peer, packages, pins)?;
         environments.push((version, environment));
     }
     if lane == Lane::Full && std::env::var_os(CHECKOUT).is_some() {
         let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("suite", environment));
     }
-    let directory = workshop.cached("e2b", JAVASCRIPT, |directory| {
+    let directory = workshop.cached("e2b", &JAVASCRIPT.join(" "), |directory| {
         let js = directory.join("js");
         std::fs::create_dir(&js)?;
-        workshop.step("e2b", npm_install(&js).arg(JAVASCRIPT))
+        workshop.step("e2b", npm_install(&js).args(JAVASCRIPT))
     })?;
     for (version, environment) in environments {
         let place = directory.join(format!("python-{version}"));

@@ -8,8 +8,8 @@ use cantle_core::principal::Principal;
 use cantle_core::sandbox::{
     Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
-use cantle_core::tool::{OpenContext, Progress};
-use serde_json::{Map, Value};
+use cantle_core::tool::{OpenContext, Progress, Requirements};
+use serde_json::{Map, Value, json};
 use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -75,9 +75,13 @@ impl OpenSession {
     pub(super) fn identity(&self) -> Identity {
         let SessionResources { agent, tools, .. } = &self.resources;
         let providers = agent.providers.iter();
-        let providers: Map<String, Value> = providers
+        let mut providers: Map<String, Value> = providers
             .map(|provider| (provider.name().to_owned(), provider.identity()))
             .collect();
+        let requirements = requirements(agent);
+        if !requirements.is_empty() {
+            providers.insert("requirements".to_owned(), json!(requirements));
+        }
         Identity::new(
             &agent.name,
             agent.client.model(),
@@ -145,6 +149,15 @@ impl OpenSession {
     }
 }
 
+/// Returns what all providers need from the sandbox.
+fn requirements(agent: &Definition) -> Requirements {
+    let mut all = Requirements::new();
+    for provider in &agent.providers {
+        all.merge(provider.requirements());
+    }
+    all
+}
+
 /// Opens the providers, that of the sandbox first, and copies files into the sandbox.
 async fn open_providers(
     agent: &Arc<Definition>,
@@ -155,6 +168,7 @@ async fn open_providers(
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
     cx.principal.clone_from(&request.principal);
+    cx.requirements = requirements(agent);
     cx.durable = request.durable;
     cx.reattach.clone_from(&request.reattach);
     if let Some(progress) = &request.progress {

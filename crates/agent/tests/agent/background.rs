@@ -14,7 +14,7 @@ use cantle_core::ids::RunId;
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError};
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
+    DynTool, OpenContext, ProviderError, Requirements, ToolOutput, ToolProvider, ToolSet, ToolSpec,
 };
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -291,6 +291,10 @@ impl ToolProvider for OpensLate {
 
     fn identity(&self) -> Value {
         Value::Null
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

@@ -8,7 +8,7 @@ use cantle_agent::{Agent, SessionErrorKind, SessionOptions};
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
+    DynTool, OpenContext, ProviderError, Requirements, ToolOutput, ToolProvider, ToolSet, ToolSpec,
 };
 use serde_json::{Value, json};
 
@@ -49,6 +49,10 @@ impl ToolProvider for Provider {
 
     fn identity(&self) -> Value {
         Value::Null
+    }
+
+    fn requirements(&self) -> Requirements {
+        Requirements::new()
     }
 
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

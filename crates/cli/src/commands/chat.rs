@@ -303,9 +303,9 @@ impl Chat {
                 if let Some(summary) = &self.summary {
                     earlier = earlier.summarized(summary);
                 }
-                run::prepare_after(&args, earlier)?
+                run::prepare_after(&args, earlier).await?
             }
-            None => run::prepare(&args)?,
+            None => run::prepare(&args).await?,
         };
         let open = prepared.open(display, token).await?;
         self.summary = None;

@@ -19,6 +19,7 @@ use crate::args::GcArgs;
 use crate::backend;
 use crate::exit::{Failure, FailureExt as _};
 use crate::kept_sandbox::{self, directory_of};
+use crate::packages;
 use crate::saved_settings::SavedSettings;
 use crate::settings::KeepSettings;
 use crate::settings::layers::Layers;
@@ -28,6 +29,8 @@ use crate::working_copy;
 
 /// Younger directories may belong to a process that is starting.
 const GRACE: Duration = Duration::from_secs(60);
+/// Age of the latest use after which installed packages are removed.
+const UNUSED_PACKAGES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Removes what can be removed, and returns the exit code.
 pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
@@ -57,6 +60,13 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         let pruned = kept_sandbox::prune(state, settings.retention()).await;
         removed.extend(pruned.removed);
         failed.extend(pruned.failed);
+        if state.packages().is_dir()
+            && let Ok(store) = packages::store()
+        {
+            let collected = store.collect_garbage(UNUSED_PACKAGES).await;
+            removed.extend(collected.removed);
+            failed.extend(collected.failed);
+        }
         remove_orphans(state, &mut removed, &mut failed).await;
         remove_working_copies(state, &mut removed, &mut failed);
     }

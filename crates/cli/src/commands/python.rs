@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use cantle::backends::local::LocalBackend;
-use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES};
+use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES, PythonSession};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{FAILED, failure, forward, open, report};
+use super::exec::{FAILED, context, failure, forward, open, report};
 use crate::args::PythonArgs;
 use crate::config;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::packages;
+use crate::settings::PackageSettings;
+use crate::settings::layers::Layers;
 use crate::text::clean;
 
 /// Exit code of a program that is refused or only checked with an error, as Python's for a syntax error.
@@ -27,20 +30,12 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let file = args.file.as_deref().unwrap_or(Path::new("-"));
     let code = read(file).usage()?;
-    let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
-    policy.environment = args.variables.resolve(&[]).usage()?;
-    let mut python = Interpreter::new(backend.open(LocalBackend::new()).usage()?)
-        .timeout(args.timeout.unwrap_or(Duration::MAX));
-    if let Some(program) = args.python {
-        python = python.python(program);
-    }
-    let checked = python.check(&code);
+    let checked = Interpreter::new(LocalBackend::new()).check(&code);
     if args.check || !checked.notes.is_empty() {
         return Ok(refuse(&checked));
     }
-    let sandbox = open(&backend, &policy).await?;
-    report(sandbox.info(), args.verbose).await;
-    let session = python.attach(Arc::clone(&sandbox));
+    let session = open_session(&args, args.timeout.unwrap_or(Duration::MAX)).await?;
+    let sandbox = session.sandbox();
     let run = async {
         let mut request = match session.command(&code).await {
             Ok(Ok(request)) => request.with_cancellation(cancellation),
@@ -61,6 +56,43 @@ pub(crate) async fn perform(
     let code = code?;
     closed.map_err(|error| failure(FAILED, &error))?;
     Ok(code)
+}
+
+/// Opens the sandbox of a program, with the packages that it needs.
+pub(super) async fn open_session(
+    args: &PythonArgs,
+    timeout: Duration,
+) -> Result<PythonSession, Failure> {
+    let layers = Layers::with_files(&args.settings).usage()?;
+    let (backend, mut policy) = config::sandbox_of(&layers)?;
+    policy.environment = args.variables.resolve(&[]).usage()?;
+    let opened = backend.open(LocalBackend::new()).usage()?;
+    let mut python = Interpreter::new(Arc::clone(&opened)).timeout(timeout);
+    if let Some(program) = &args.python {
+        python = python.python(program);
+    }
+    let settings: PackageSettings = layers.typed().usage()?;
+    let (named, on) = (args.python.as_deref(), (&backend, opened));
+    let prepared = packages::prepare(&settings, &layers, on, &policy, named).await;
+    let (packages, with_packages) = prepared.map_err(|failure| match failure.code {
+        code if code == Code::Usage as u8 => failure,
+        // The other codes are the program's.
+        _ => Failure {
+            code: FAILED,
+            ..failure
+        },
+    })?;
+    let sandbox = match packages {
+        Some(packages) => {
+            python = python.packages(packages);
+            python.requirements().add_to(&mut policy);
+            let opened = with_packages.open(context(&policy)).await;
+            opened.map_err(|error| failure(FAILED, &error))?
+        }
+        None => open(&backend, &policy).await?,
+    };
+    report(sandbox.info(), args.verbose).await;
+    Ok(python.attach(sandbox))
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {

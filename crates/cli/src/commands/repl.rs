@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use cantle::backends::local::LocalBackend;
 use cantle::core::sandbox::Channel;
-use cantle::python::{Execution, ExecutionOutcome, Interpreter, PythonSession, SourceFacts};
+use cantle::python::{Execution, ExecutionOutcome, PythonSession, SourceFacts};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{CANCELLED, FAILED, failure, open, report};
+use super::exec::{CANCELLED, FAILED, failure};
+use super::python::open_session;
 use crate::args::PythonArgs;
-use crate::config;
 use crate::exit::{Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 use crate::line_editor::{Line, LineEditor};
@@ -33,16 +32,7 @@ pub(crate) fn is_wanted(args: &PythonArgs) -> bool {
 
 /// Reads and executes lines until Ctrl-D, and returns the exit code.
 pub(crate) async fn perform(args: PythonArgs) -> Result<u8, Failure> {
-    let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
-    policy.environment = args.variables.resolve(&[]).usage()?;
-    let mut python = Interpreter::new(backend.open(LocalBackend::new()).usage()?)
-        .timeout(args.timeout.unwrap_or(NO_LIMIT));
-    if let Some(program) = args.python {
-        python = python.python(program);
-    }
-    let sandbox = open(&backend, &policy).await?;
-    report(sandbox.info(), args.verbose).await;
-    let session = python.attach(sandbox);
+    let session = open_session(&args, args.timeout.unwrap_or(NO_LIMIT)).await?;
     let done = converse(&session).await;
     let closed = session.close().await;
     let code = done?;

@@ -35,6 +35,7 @@ use crate::in_place::InPlace;
 use crate::kept_sandbox;
 use crate::mcp;
 use crate::output_dir::OutputDir;
+use crate::packages;
 use crate::replay::RecordedUser;
 use crate::result_file;
 use crate::saved_settings::SavedSettings;
@@ -89,28 +90,32 @@ impl Start {
 }
 
 /// Reads everything that a run needs, so that errors are reported before it starts.
-pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
+pub(crate) async fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
     match (&args.resume, &args.earlier) {
-        (Some(name), _) => prepare_resume(args, name),
+        (Some(name), _) => prepare_resume(args, name).await,
         (None, Some(name)) => {
-            prepare_after(args, EarlierRun::find(name, args.fresh_sandbox).usage()?)
+            let earlier = EarlierRun::find(name, args.fresh_sandbox).usage()?;
+            prepare_after(args, earlier).await
         }
         (None, None) if args.fresh_sandbox => {
             let message =
                 "--fresh-sandbox goes with --resume or --continue: other runs have a new sandbox";
             Err(anyhow::anyhow!(message)).usage()
         }
-        (None, None) => prepare_new(args, None),
+        (None, None) => prepare_new(args, None).await,
     }
 }
 
 /// Prepares a run that goes on from an earlier one.
-pub(crate) fn prepare_after(args: &RunArgs, earlier: EarlierRun) -> Result<PreparedRun, Failure> {
-    prepare_new(&earlier.complete(args), Some(earlier))
+pub(crate) async fn prepare_after(
+    args: &RunArgs,
+    earlier: EarlierRun,
+) -> Result<PreparedRun, Failure> {
+    prepare_new(&earlier.complete(args), Some(earlier)).await
 }
 
 /// Prepares a new run, which may go on from an earlier one; `args` are complete then.
-fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRun, Failure> {
+async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRun, Failure> {
     let saved = earlier.as_ref().map(|it| &it.saved);
     let mut config = match saved {
         Some(saved) => saved.config(args).usage()?,
@@ -228,12 +233,14 @@ fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRu
     };
     let start = Start::New(Box::new(options));
     let target = (output_dir, workdir, in_place);
-    let mut prepared = definition.prepare(args, start, task, target, remarks)?;
+    let mut prepared = definition
+        .prepare(args, start, task, target, remarks)
+        .await?;
     prepared.delivered = delivered;
     Ok(prepared)
 }
 
-fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
+async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let state = StateDir::find().usage()?;
     let kept = state.find_run(name).usage()?;
     kept_sandbox::check_resumable(&state.runs(), &kept).usage()?;
@@ -285,7 +292,8 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         options: Box::new(options),
     };
     let target = (output_dir, workdir, in_place);
-    definition.prepare(args, start, kept.task.into(), target, Vec::new())
+    let prepared = definition.prepare(args, start, kept.task.into(), target, Vec::new());
+    prepared.await
 }
 
 /// The parts that define the agent of a run.
@@ -306,7 +314,7 @@ struct Definition<'a> {
 }
 
 impl Definition<'_> {
-    fn prepare(
+    async fn prepare(
         mut self,
         args: &RunArgs,
         mut start: Start,
@@ -327,7 +335,12 @@ impl Definition<'_> {
         };
         start.outputs_mut().max_file_bytes = policy.limits.disk_bytes;
         let backend = settings.sandbox.backend.clone().unwrap_or_default();
-        let backend = backend.open(self.local).usage()?;
+        let opened = backend.open(self.local).usage()?;
+        let layers = &config.layers;
+        let prepared =
+            packages::prepare(&settings.packages, layers, (&backend, opened), policy, None);
+        let (packages, backend) = prepared.await?;
+        let packages = packages.as_ref();
         let limiter = client::limiter(&settings.model);
         let RunClient {
             client,
@@ -368,6 +381,7 @@ impl Definition<'_> {
                 client: &client,
                 limiter: &limiter,
                 backend: &backend,
+                packages,
                 approvals: &approvals,
                 user: self.channel.as_ref(),
                 budget_usd: args.budget_usd,
@@ -390,7 +404,10 @@ impl Definition<'_> {
             let tools = mcp::tools(mcp::read(file).usage()?);
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
-        let with_tools = extra_tools.add_to(agent, &backend, policy, settings, replay.is_some());
+        let has_python = extra_tools.python || !self.sub_agents.is_empty();
+        packages::check_used(packages, has_python).usage()?;
+        let is_replay = replay.is_some();
+        let with_tools = extra_tools.add_to(agent, &backend, policy, packages, settings, is_replay);
         agent = with_tools.usage()?;
         if replay.is_none() {
             remarks.extend(extra_tools.web.notice().map(str::to_owned));

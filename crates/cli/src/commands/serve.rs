@@ -1,5 +1,6 @@
 //! `cantle serve`: sandboxes for clients of the E2B API.
 
+mod interpreter;
 mod keys;
 mod tools;
 
@@ -11,18 +12,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use cantle::backends::local::LocalBackend;
-use cantle::python::Interpreter;
 use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
+use self::interpreter::ServedInterpreter;
 use self::keys::KEYS_VARIABLE;
 use super::mcp::McpExtension;
 use super::print;
-use crate::args::ServeArgs;
+use crate::args::{Preparation, ServeArgs, TemplateArg};
 use crate::backend;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::settings::layers::Layers;
 use crate::state_dir::{StateDir, create_traversable};
 use crate::text;
 
@@ -37,7 +39,11 @@ pub(crate) async fn perform(
     args: ServeArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let policy = config::resolve_policy(&args.policy)?;
+    let layers = Layers::with_files(&args.settings).usage()?;
+    let mut policy = config::policy_of(&layers)?;
+    if let Some(Preparation::CodeInterpreter) = args.prepare {
+        return interpreter::prepare(&layers, &policy).await;
+    }
     let keys = keys::keys(args.key_file.as_deref()).usage()?;
     let principals = args.principals.as_deref().map(keys::principals);
     let principals = principals.transpose().usage()?.unwrap_or_default();
@@ -56,14 +62,24 @@ pub(crate) async fn perform(
     limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
     let max_sandboxes = limits.sandboxes;
     raise_open_files();
+    let interpreter = ServedInterpreter::new(local.clone()).await?;
+    interpreter.requirements().add_to(&mut policy);
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
-    let interpreter = Interpreter::new(local.clone());
     let mut builder = Server::builder(backend)
         .interpreter(Arc::new(interpreter))
         .policy(policy)
         .extension("/mcp", Arc::new(mcp))
         .limits(limits)
         .state_directory(state.server());
+    for TemplateArg { name, backend } in &args.template {
+        let opened = backend.open_served(local.clone(), HOME);
+        builder = builder.template(
+            name,
+            opened
+                .with_context(|| format!("--template {name}"))
+                .usage()?,
+        );
+    }
     for key in &keys {
         builder = builder.key(key);
     }
@@ -102,7 +118,9 @@ pub(crate) async fn perform(
         Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
         None => local.reclaim(Duration::ZERO).await,
     };
-    if !args.backend.is_local()
+    let templates = args.template.iter().map(|it| &it.backend);
+    let mut backends = templates.chain([&args.backend]);
+    if backends.any(|it| !it.is_local())
         && let Err(error) = backend::containers().reclaim().await
     {
         warn(format_args!("{error}"));

@@ -16,6 +16,7 @@ use cantle::clients::chat::Server;
 use cantle::clients::retry::RetryPolicy;
 use cantle::core::llm::Prices;
 use cantle::core::policy::{HostPattern, Preset};
+use cantle::python::PackageSpecifier;
 use clap::ArgAction;
 use clap::builder::FalseyValueParser;
 use serde::{Deserialize, Serialize};
@@ -127,7 +128,82 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     #[serde(flatten)]
+    pub(crate) packages: PackageSettings,
+
+    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) keep: KeepSettings,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxSettings,
+}
+
+/// Python packages.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Python packages")]
+pub(crate) struct PackageSettings {
+    /// Package for Python code, such as pandas or 'pandas>=2,<3'; can be repeated
+    ///
+    /// Packages are installed once, from the index that pip and uv are configured with, in a sandbox that reaches that
+    /// index and nothing else. Code sees them read-only and needs no network. For the tool `python` of --tools.
+    #[arg(
+        long,
+        value_name = "SPEC",
+        env = "CANTLE_PACKAGE",
+        value_delimiter = ';'
+    )]
+    pub(crate) package: Vec<PackageSpecifier>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) source: PackageSourceSettings,
+}
+
+/// Where Python packages come from.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Python packages")]
+pub(crate) struct PackageSourceSettings {
+    /// Host that packages may come from, besides the index and the hosts of its files; can be repeated
+    ///
+    /// A package that is named with a URL needs it. With `,private`, as in mirror.example.org,private, the addresses of
+    /// a host (also of the index) may be of a private network, though never of this machine.
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_PACKAGE_HOST",
+        value_delimiter = ','
+    )]
+    pub(crate) package_host: Vec<AllowedHost>,
+
+    /// Look for newer versions of the packages, which otherwise stay as they were first installed
+    #[arg(long, env = "CANTLE_REFRESH_PACKAGES", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new())]
+    pub(crate) refresh_packages: Option<bool>,
+}
+
+/// Sandboxes of `cantle serve`.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct ServeSettings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) packages: PackageSourceSettings,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) policy: PolicySettings,
+}
+
+/// Sandboxes of Python programs.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct PythonSettings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) packages: PackageSettings,
 
     #[command(flatten)]
     #[serde(flatten)]

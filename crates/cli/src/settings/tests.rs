@@ -39,6 +39,9 @@ fn file_has_a_key_for_each_setting() {
         tools = ["python", "web"]
         search = "searxng"
         deny_host = ["ads.example.com"]
+        package = ["pandas>=2,<3"]
+        package_host = ["mirror.example.org", "private"]
+        refresh_packages = false
         no_stream = true
         server = "vllm"
         stateful = false
@@ -96,6 +99,15 @@ fn file_has_a_key_for_each_setting() {
         tools: vec![OptionalTool::Python, OptionalTool::Web],
         search: Some(Search::Searxng),
         deny_host: vec!["ads.example.com".parse().unwrap()],
+        packages: PackageSettings {
+            package: vec!["pandas>=2,<3".parse().unwrap()],
+            source: PackageSourceSettings {
+                package_host: ["mirror.example.org", "private"]
+                    .map(|host| host.parse().unwrap())
+                    .to_vec(),
+                refresh_packages: Some(false),
+            },
+        },
         keep: KeepSettings {
             keep_days: Some(3),
             keep_size: Some("2G".parse().unwrap()),
@@ -128,7 +140,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, keep_days, keep_size, backend, policy, allow_host, limit, read, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, limit, read, best_effort"
     );
 }
 

@@ -1,6 +1,6 @@
 //! `cantle python`, and the tool `python` of `cantle run`.
 
-use cantle_testkit::lane;
+use cantle_testkit::lane::skip;
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::json;
 
@@ -77,7 +77,7 @@ async fn lines_at_a_terminal_keep_their_variables() {
     script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
     script.stdin(std::process::Stdio::piped());
     let Ok(mut child) = script.spawn() else {
-        lane::skip("script(1) is not installed");
+        skip("script(1) is not installed");
         return;
     };
     let typed = "x = 20\nx + 1\ndef f():\n    return x * 2\n\nf()\n1 / 0\nprint('after')\n\u{4}";
@@ -95,4 +95,148 @@ async fn lines_at_a_terminal_keep_their_variables() {
     ] {
         assert!(exited.stdout.contains(expected), "{expected}: {exited:?}");
     }
+}
+
+/// Writes a wheel of the module `chartless` into the current directory.
+const WHEEL: &str = r#"
+import zipfile
+info = "chartless-1.0.dist-info"
+with zipfile.ZipFile("chartless-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("chartless.py", "VALUE = 42\n")
+    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: chartless\nVersion: 1.0\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "")
+"#;
+
+/// Adds the wheel, and lets packages come from nowhere else.
+fn with_wheel(env: TestEnv) -> TestEnv {
+    let mut wheel = std::process::Command::new("python3");
+    let written = wheel.args(["-c", WHEEL]).current_dir(env.path("")).status();
+    assert!(written.unwrap().success());
+    let directory = env.path("").display().to_string();
+    env.set("PIP_NO_INDEX", "1")
+        .set("PIP_FIND_LINKS", directory)
+}
+
+#[tokio::test]
+async fn packages_are_installed_once_for_programs_and_runs() {
+    let env = TestEnv::new();
+    env.write("program.py", "import chartless\nprint(chartless.VALUE)\n");
+    let mut wheel = std::process::Command::new("python3");
+    let written = wheel.args(["-c", WHEEL]).current_dir(env.path("")).status();
+    assert!(written.unwrap().success());
+    let directory = env.path("").display().to_string();
+    let env = env
+        .set("PIP_NO_INDEX", "1")
+        .set("PIP_FIND_LINKS", directory);
+    let program = ["python", "--package", "chartless", "program.py"];
+    let exited = env.run(program).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), "42\n"),
+        "{exited:?}"
+    );
+    assert_eq!(exited.stderr, "cantle: Installing packages: chartless\n");
+    let exited = env.run(program).await;
+    assert_eq!((exited.code, &*exited.stderr), (Some(0), ""));
+
+    let code = json!({ "code": "import chartless, subprocess, os\nchartless.VALUE" });
+    let commands = json!({ "cmd": "$VIRTUAL_ENV/bin/python -c 'import chartless; print(chartless.VALUE + 1)'" });
+    let script = Script::new()
+        .turn(Turn::tool(ToolCall::new("python", code)))
+        .turn(Turn::tool(ToolCall::new("code_exec", commands)))
+        .turn(finish("done", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    let exited = env
+        .run(["run", "Go", "--tools", "python", "--package", "chartless"])
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let messages = server.requests()[2].body()["messages"].to_string();
+    assert!(messages.contains("<result>42</result>"), "{messages}");
+    assert!(messages.contains("43"), "{messages}");
+    let tools = server.requests()[0].body()["tools"].to_string();
+    assert!(
+        tools.contains("These packages are installed: chartless 1.0"),
+        "{tools}"
+    );
+
+    let exited = env.run(["run", "Go", "--package", "chartless"]).await;
+    assert_eq!(exited.code, Some(2));
+    assert!(exited.stderr.contains("add --tools python"), "{exited:?}");
+    let missing = env
+        .run(["python", "--package", "none-such", "program.py"])
+        .await;
+    assert_eq!(missing.code, Some(125), "{missing:?}");
+    assert!(
+        missing.stderr.contains("No matching distribution found"),
+        "{missing:?}"
+    );
+    let option = env.run(["python", "--package=--pre", "program.py"]).await;
+    assert_eq!(option.code, Some(2), "{option:?}");
+}
+
+/// Runs a table's sum, a failure and a package in a kind of sandbox, and returns what the model saw.
+async fn seen_on(backend: &str, env: TestEnv) -> Vec<String> {
+    let python = |code: &str| Turn::tool(ToolCall::new("python", json!({ "code": code })));
+    let script = Script::new()
+        .turn(python(
+            "import csv\nrows = [int(row['sold']) for row in csv.DictReader(open('sales.csv'))]\nprint(len(rows))",
+        ))
+        .turn(python("sum(rows) / 0"))
+        .turn(python("import chartless\nchartless.VALUE + sum(rows)"))
+        .turn(finish("done", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = with_wheel(env).with_server(&server.url());
+    env.write("sales.csv", "day,sold\nMon,3\nTue,4\n");
+    let flags = [
+        "--tools",
+        "python",
+        "--package",
+        "chartless",
+        "--input",
+        "sales.csv",
+    ];
+    let run = ["run", "Sum", "--backend", backend];
+    let exited = env.run(run.iter().chain(&flags)).await;
+    assert_eq!(exited.code, Some(0), "{backend}: {exited:?}");
+    let body = server.requests()[3].body();
+    let messages = body["messages"].as_array().unwrap().iter();
+    let results = messages.filter(|it| it["role"] == "tool");
+    let text = |it: &serde_json::Value| match it["content"].as_str() {
+        Some(text) => text.to_owned(),
+        None => it["content"][0]["text"].as_str().unwrap().to_owned(),
+    };
+    let results = results.map(text);
+    let seen: Vec<String> = results.collect();
+    if backend != "remote" {
+        return seen;
+    }
+    let copied = "\n<advice>The packages were copied into the sandbox; there they are not protected from writing.</advice>";
+    assert!(seen[0].contains(copied), "{seen:?}");
+    seen.iter().map(|text| text.replace(copied, "")).collect()
+}
+
+#[tokio::test]
+async fn the_same_code_has_the_same_result_on_local_docker_and_remote() {
+    let local = seen_on("local", TestEnv::new()).await;
+    assert!(local[0].contains("<stdout>2</stdout>"), "{local:?}");
+    assert!(
+        local[1].contains("ZeroDivisionError: division by zero"),
+        "{local:?}"
+    );
+    assert!(local[2].contains("<result>49</result>"), "{local:?}");
+
+    let served = TestEnv::new();
+    let (server, client) = crate::serve::serve(&served, "local").await;
+    assert_eq!(seen_on("remote", client).await, local);
+    drop(server);
+
+    let variable = |name| std::env::var(name).ok();
+    let engine = variable("CANTLE_TEST_DOCKER_HOST").zip(variable("CANTLE_TEST_DOCKER_IMAGE"));
+    let Some((host, image)) = engine else {
+        return skip("no CANTLE_TEST_DOCKER_HOST; `cargo xtask test` starts an engine");
+    };
+    let env = TestEnv::new().set("DOCKER_HOST", host);
+    assert_eq!(seen_on(&format!("docker:{image}"), env).await, local);
 }

@@ -10,7 +10,7 @@ use crate::finish;
 use crate::support::{DEADLINE, Mark, TestEnv, peer, wait_for_exit};
 
 /// A running program and its output lines.
-struct RunningProgram {
+pub(crate) struct RunningProgram {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -34,7 +34,7 @@ impl RunningProgram {
 }
 
 /// Starts a server, and returns it with an environment for its clients.
-async fn serve(env: &TestEnv, backend: &str) -> (RunningProgram, TestEnv) {
+pub(crate) async fn serve(env: &TestEnv, backend: &str) -> (RunningProgram, TestEnv) {
     let args = ["serve", "--listen", "127.0.0.1:0", "--backend", backend];
     let mut server = RunningProgram::start(env.command(args));
     let line = server.next_line().await;

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::{
-    Answer, AskUser, DynTool, OpenContext, Progress, ProviderError, Question, ToolError,
-    ToolProvider, ToolSet,
+    Answer, AskUser, DynTool, OpenContext, Progress, ProviderError, Question, Requirements,
+    ToolError, ToolProvider, ToolSet,
 };
 use crate::sandbox::Sandbox;
 
@@ -25,6 +25,10 @@ macro_rules! forward_to_pointee {
 
             fn identity(&self) -> Value {
                 (**self).identity()
+            }
+
+            fn requirements(&self) -> Requirements {
+                (**self).requirements()
             }
 
             async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {

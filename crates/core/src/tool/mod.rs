@@ -13,6 +13,7 @@ mod error;
 mod forward;
 mod provider;
 mod question;
+mod requirements;
 #[doc(hidden)]
 pub mod returned;
 mod schema;
@@ -35,6 +36,7 @@ pub use self::question::{
     Answer, AnswerError, AnswerHandle, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
     QuestionId, QuestionKind, QuestionReceiver, user_channel,
 };
+pub use self::requirements::Requirements;
 use crate::content::Content;
 use crate::metadata::Metadata;
 use crate::principal::Level;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::DynTool;
+use super::{DynTool, Requirements};
 use crate::ids::RunId;
 use crate::principal::Principal;
 use crate::progress::{NoProgress, Progress};
@@ -31,6 +31,10 @@ pub trait ToolProvider: fmt::Debug + Send + Sync {
     /// The configuration that determines what its tools do, without secrets; `null` if there is none.
     /// A run can only be resumed with providers of the same identity.
     fn identity(&self) -> Value;
+
+    /// Returns the needs of its tools, for the session's sandbox, which opens later. A session passes those of all its
+    /// providers to the one that opens the sandbox.
+    fn requirements(&self) -> Requirements;
 
     /// Opens the resources and creates the tools. Dropping the future, e.g. at a deadline, must release
     /// what is already open.
@@ -75,6 +79,9 @@ pub struct OpenContext {
     pub cancellation: CancellationToken,
     /// The session's sandbox, if one is open already.
     pub sandbox: Option<Arc<dyn Sandbox>>,
+    /// The needs of all providers of the session, for its sandbox. A provider that opens one
+    /// [adds](Requirements::add_to) them to its policy.
+    pub requirements: Requirements,
     /// Whether runs of this session may be resumed by another process, so that sandboxes must be
     /// [durable](crate::sandbox::SandboxContext::durable).
     pub durable: bool,
@@ -92,6 +99,7 @@ impl OpenContext {
             principal: None,
             cancellation: CancellationToken::new(),
             sandbox: None,
+            requirements: Requirements::new(),
             durable: false,
             reattach: None,
             progress: Arc::new(NoProgress),

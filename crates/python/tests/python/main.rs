@@ -10,6 +10,7 @@ mod hostile;
 mod kernel;
 mod mellea;
 mod one_shot;
+mod packages;
 mod tool;
 
 use std::path::PathBuf;

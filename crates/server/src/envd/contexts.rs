@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use cantle_core::code::CodeSession;
 use cantle_core::sandbox::SandboxPath;
@@ -71,6 +72,8 @@ pub(crate) struct ContextInfo {
 /// One context. A restart replaces it.
 pub(crate) struct CodeContext {
     pub(crate) info: ContextInfo,
+    /// Clients expect the latest one at the end of the list.
+    created: Instant,
     /// Cancelled when the context is restarted or removed.
     pub(crate) ended: CancellationToken,
     executions: AtomicU64,
@@ -82,6 +85,7 @@ impl CodeContext {
     fn new(info: ContextInfo) -> Arc<Self> {
         Arc::new(Self {
             info,
+            created: Instant::now(),
             ended: CancellationToken::new(),
             executions: AtomicU64::new(0),
             descriptors: Mutex::default(),
@@ -134,7 +138,12 @@ impl Contexts {
 
     pub(crate) fn list(&self) -> Vec<ContextInfo> {
         let table = self.table();
-        table.values().map(|context| context.info.clone()).collect()
+        let mut contexts: Vec<_> = table.values().collect();
+        contexts.sort_by_key(|context| context.created);
+        contexts
+            .iter()
+            .map(|context| context.info.clone())
+            .collect()
     }
 
     /// Creates a context. Its interpreter starts with the first execution.

@@ -146,7 +146,11 @@ impl CodeObserver for Events {
     }
 
     async fn result(&mut self, result: RichResult) {
-        let formats = result.formats.into_iter();
+        let mut formats = result.formats;
+        if let Some(Value::String(text)) = formats.get_mut("text") {
+            without_quotes(text);
+        }
+        let formats = formats.into_iter();
         let known = formats.filter(|(name, _)| FORMATS.contains(&name.as_str()));
         let mut event: Map<String, Value> = known.collect();
         event.insert("type".to_owned(), "result".into());
@@ -156,6 +160,17 @@ impl CodeObserver for Events {
 
     fn may_buffer(&mut self, bytes: usize) -> bool {
         self.buffer.set(bytes.saturating_mul(BUFFER_WEIGHT)).is_ok()
+    }
+}
+
+/// Removes the quotes of a string's representation, as E2B's server does: SDKs return the text as it is.
+fn without_quotes(text: &mut String) {
+    for quote in ['\'', '"'] {
+        let inner = text.strip_prefix(quote);
+        if let Some(inner) = inner.and_then(|it| it.strip_suffix(quote)) {
+            *text = inner.to_owned();
+            return;
+        }
     }
 }
 

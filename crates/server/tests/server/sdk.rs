@@ -11,6 +11,7 @@ use cantle_testkit::lane;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::interpreter::serve_code;
 use crate::support::{TestServer, serve};
 
 /// The version that the quick lane has.
@@ -84,6 +85,30 @@ async fn python_2_45_0_is_served() {
 async fn python_2_63_0_is_served() {
     python("2.63.0", "sync").await;
     python("2.63.0", "async").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_code_interpreter_2_11_5_is_served() {
+    let Some(peer) = peer() else { return };
+    let server = serve_code().await;
+    let program = peer.join(format!("python-{NEWEST}/bin/python"));
+    let mut command = Command::new(program);
+    command.arg(script("interpreter.py"));
+    run(&server, command).await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn javascript_code_interpreter_2_8_0_is_served() {
+    let Some(peer) = peer() else { return };
+    let server = serve_code().await;
+    let mut command = Command::new("node");
+    command.arg(script("interpreter.mjs")).env(
+        "E2B_PACKAGE",
+        peer.join("js/node_modules/@e2b/code-interpreter/dist/index.mjs"),
+    );
+    run(&server, command).await;
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,81 @@
+//! The code interpreter of served sandboxes, and its packages.
+
+use std::sync::Arc;
+
+use cantle::backends::local::LocalBackend;
+use cantle::core::code::{CodeInterpreter, CodeSession};
+use cantle::core::policy::Policy;
+use cantle::core::sandbox::Sandbox;
+use cantle::core::tool::Requirements;
+use cantle::python::{Interpreter, PackageSpecifier};
+
+use super::print;
+use crate::exit::{Failure, FailureExt as _};
+use crate::packages;
+use crate::settings::ServeSettings;
+use crate::settings::layers::Layers;
+
+/// Name of the package set in the store.
+const NAME: &str = "code-interpreter";
+/// The packages that E2B's code interpreter has and its SDKs know formats of.
+const PACKAGES: [&str; 4] = ["e2b-charts", "matplotlib", "numpy", "pandas"];
+/// Reported if code imports a package that is missing.
+const MISSING: &str = "This server's code interpreter has no packages: `cantle serve --prepare code-interpreter` installs numpy, \
+                       pandas, matplotlib and e2b-charts, for the next start of the server.";
+
+/// Installs the packages, and returns the exit code.
+pub(super) async fn prepare(layers: &Layers, policy: &Policy) -> Result<u8, Failure> {
+    let settings: ServeSettings = layers.typed().usage()?;
+    let specifiers = PACKAGES.map(str::parse::<PackageSpecifier>);
+    let specifiers = specifiers
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .internal()?;
+    let request = packages::request(specifiers, &settings.packages, layers, policy)?;
+    let set = packages::install(&request).await?;
+    let named = packages::store().usage()?.name(NAME, &set).await;
+    named.map_err(packages::failure)?;
+    let installed: Vec<_> = set
+        .packages()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    print(format!("{}\n", installed.join(", ")))?;
+    Ok(0)
+}
+
+/// The interpreter of all sandboxes.
+#[derive(Debug)]
+pub(super) struct ServedInterpreter {
+    /// For those of this machine, which show its packages.
+    local: Interpreter,
+    /// For containers, which have what their image has.
+    other: Interpreter,
+}
+
+impl ServedInterpreter {
+    /// Returns the interpreter, with its packages if they are installed. Opening a sandbox installs none.
+    pub(super) async fn new(backend: LocalBackend) -> Result<Self, Failure> {
+        let other = Interpreter::new(backend);
+        let found = packages::store().usage()?.named(NAME).await;
+        let local = match found.map_err(packages::failure)? {
+            Some(packages) => other.clone().packages(packages),
+            None => other.clone().missing_module_advice(MISSING),
+        };
+        Ok(Self { local, other })
+    }
+
+    /// Returns what sandboxes of this machine have to show.
+    pub(super) fn requirements(&self) -> Requirements {
+        self.local.requirements()
+    }
+}
+
+impl CodeInterpreter for ServedInterpreter {
+    fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {
+        let interpreter = match sandbox.info().backend.as_str() {
+            "local" => &self.local,
+            _ => &self.other,
+        };
+        interpreter.open_session(sandbox)
+    }
+}

@@ -1,0 +1,165 @@
+//! Python packages of `--package`: installed once in the state directory, and shown to sandboxes.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow, bail};
+use cantle::backends::docker::DockerBackend;
+use cantle::backends::local::LocalBackend;
+use cantle::core::ids::RunId;
+use cantle::core::policy::{HostPattern, Policy};
+use cantle::core::sandbox::{Backend, SandboxContext};
+use cantle::core::tool::Progress;
+use cantle::python::{
+    PackageError, PackageErrorKind, PackageRequest, PackageSet, PackageSpecifier, PackageStore,
+    PythonTarget,
+};
+
+use crate::backend::BackendArg;
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::settings::layers::{Layers, Origin};
+use crate::settings::{AllowedHost, PackageSettings, PackageSourceSettings};
+use crate::state_dir::{StateDir, create_traversable};
+use crate::text::clean;
+
+/// Installs packages unless they are installed, and returns them with the backend whose sandboxes show them.
+pub(crate) async fn prepare(
+    settings: &PackageSettings,
+    layers: &Layers,
+    (arg, backend): (&BackendArg, Arc<dyn Backend>),
+    policy: &Policy,
+    python: Option<&str>,
+) -> Result<(Option<PackageSet>, Arc<dyn Backend>), Failure> {
+    if settings.package.is_empty() {
+        return Ok((None, backend));
+    }
+    let request = request(settings.package.clone(), &settings.source, layers, policy)?;
+    let request = match python {
+        Some(python) => request.python(python),
+        None => request,
+    };
+    let request = match arg {
+        BackendArg::Local => request,
+        _ => request.target(target(&*backend, policy, python).await?),
+    };
+    let set = install(&request).await?;
+    Ok(match arg {
+        BackendArg::Local => (Some(set), backend),
+        BackendArg::Image(image) => {
+            let derived = derived(image, &set).internal()?;
+            (Some(set), Arc::new(derived))
+        }
+        _ => (Some(set.copied()), backend),
+    })
+}
+
+/// Checks that a run with packages has the tool that uses them.
+pub(crate) fn check_used(packages: Option<&PackageSet>, has_python: bool) -> anyhow::Result<()> {
+    if packages.is_some() && !has_python {
+        bail!("--package is for the code of the tool `python`: add --tools python");
+    }
+    Ok(())
+}
+
+/// Returns a request for packages as the settings say.
+pub(crate) fn request(
+    specifiers: Vec<PackageSpecifier>,
+    source: &PackageSourceSettings,
+    layers: &Layers,
+    policy: &Policy,
+) -> Result<PackageRequest, Failure> {
+    let hosts = hosts(source, layers).usage()?;
+    // A run that is resumed goes on with what it had.
+    let is_saved = layers.origin("refresh_packages") == Some(Origin::SavedRun);
+    let roots = policy.read_roots.iter();
+    Ok(PackageRequest::new(specifiers)
+        .hosts(hosts)
+        .read_roots(roots.flat_map(|roots| roots.paths.iter().cloned()))
+        .strictness(policy.strictness)
+        .refresh(source.refresh_packages == Some(true) && !is_saved))
+}
+
+fn hosts(source: &PackageSourceSettings, layers: &Layers) -> anyhow::Result<Vec<HostPattern>> {
+    let hosts = AllowedHost::patterns(source.package_host.clone())?;
+    if layers.origin("package_host") == Some(Origin::Directory)
+        && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())
+    {
+        bail!("`{host}`: only a flag, a variable or your own settings can allow private addresses");
+    }
+    Ok(hosts)
+}
+
+/// Installs packages unless they are installed, with progress on standard error.
+pub(crate) async fn install(request: &PackageRequest) -> Result<PackageSet, Failure> {
+    let store = store().usage()?;
+    store.prepare(request, &Lines).await.map_err(failure)
+}
+
+/// Returns the store of this user.
+pub(crate) fn store() -> anyhow::Result<PackageStore> {
+    let directory = StateDir::find()?.packages();
+    let created = create_traversable(&directory);
+    created.with_context(|| format!("failed to create {}", directory.display()))?;
+    Ok(PackageStore::new(directory, LocalBackend::new()))
+}
+
+pub(crate) fn failure(error: PackageError) -> Failure {
+    let code = match error.kind() {
+        PackageErrorKind::Invalid => Code::Usage,
+        PackageErrorKind::Io => Code::Internal,
+        _ => Code::Sandbox,
+    };
+    let message = format!(
+        "{error}\nHosts of packages are allowed with --package-host HOST, or HOST,private if they are in a private network."
+    );
+    match code {
+        Code::Usage | Code::Sandbox => Failure::new(code, anyhow!(message)),
+        _ => Failure::new(code, error),
+    }
+}
+
+/// Describes the Python of a sandbox, which is opened for that.
+async fn target(
+    backend: &dyn Backend,
+    policy: &Policy,
+    python: Option<&str>,
+) -> Result<PythonTarget, Failure> {
+    let context = SandboxContext::new(RunId::new(), policy.clone());
+    let opened = backend.open(context).await;
+    let sandbox = opened.map_err(|error| Failure::new(Code::Sandbox, error))?;
+    let target = PythonTarget::of(&*sandbox, python).await;
+    let closed = sandbox.close().await;
+    let target = target.map_err(failure)?;
+    closed.map_err(|error| Failure::new(Code::Sandbox, error))?;
+    Ok(target)
+}
+
+/// Returns a backend of containers of an image that also has the packages, at their path.
+fn derived(image: &str, set: &PackageSet) -> anyhow::Result<DockerBackend> {
+    if image.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        bail!("`{image}` is no name of an image");
+    }
+    let path: PathBuf = set.path().with_extension("Dockerfile");
+    let path_inside = set.path().display();
+    fs::write(&path, format!("FROM {image}\nCOPY . {path_inside}\n"))
+        .with_context(|| format!("failed to write {}", path.display()))?;
+    let no_arguments: [(String, String); 0] = [];
+    Ok(DockerBackend::from_dockerfile(
+        path,
+        set.path(),
+        no_arguments,
+    ))
+}
+
+/// Writes progress to standard error.
+#[derive(Debug)]
+struct Lines;
+
+impl Progress for Lines {
+    fn output(&self, text: &str) {
+        // Packages are installed even if nothing reads standard error.
+        let _ = writeln!(io::stderr(), "cantle: {}", clean(text.trim_end()));
+    }
+}

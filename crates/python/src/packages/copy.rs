@@ -1,0 +1,92 @@
+//! Copies of sets, for sandboxes that see none of this machine's files.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use cantle_core::sandbox::{Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest as _, Sha256};
+
+use super::PackageSet;
+use super::store::archive_of;
+
+const UNPACK: &str = include_str!("unpack.py");
+const UNPACK_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
+impl PackageSet {
+    /// Copies the set into a sandbox, for its Python `program`, and returns the path of the copy's Python, or why it can't be
+    /// used. A copy that is there is used again.
+    pub(crate) async fn copy_into(
+        &self,
+        sandbox: &dyn Sandbox,
+        program: &str,
+    ) -> Result<Result<String, String>, SandboxError> {
+        let place = format!(".cantle/packages/{}", self.key);
+        let python = sandbox
+            .info()
+            .working_directory
+            .join(format!("{place}/bin/python"))?;
+        if sandbox
+            .is_file(&SandboxPath::new(format!("{place}/pyvenv.cfg"))?)
+            .await?
+        {
+            return Ok(Ok(python.to_string()));
+        }
+        let directory = self.path.clone();
+        let packed = tokio::task::spawn_blocking(move || archive(&directory)).await;
+        let packed = packed.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let digest = packed.map_err(|error| SandboxError::io("failed to pack packages", error))?;
+        let archive = SandboxPath::new(format!("{place}.tar.gz"))?;
+        sandbox.upload(&archive_of(&self.path), &archive).await?;
+        let target = &self.resolution.target;
+        let version = format!("{}.{}", target.version.0, target.version.1);
+        let archive = archive.to_string();
+        let arguments = [
+            program,
+            "-c",
+            UNPACK,
+            &archive,
+            &digest,
+            &place,
+            &version,
+            &target.platform,
+        ];
+        let unpack = SpawnRequest::argv(arguments).with_timeout(UNPACK_TIMEOUT);
+        let output = sandbox.run(unpack).await?;
+        if output.exit.status.success() {
+            return Ok(Ok(python.to_string()));
+        }
+        let reason: String = output.stderr.text().trim().chars().take(500).collect();
+        let status = output.exit.status;
+        Ok(Err(format!(
+            "The packages can't be used in the sandbox ({status}): {reason}"
+        )))
+    }
+}
+
+/// Packs the libraries of a set, once, and returns the archive's digest.
+fn archive(directory: &Path) -> io::Result<String> {
+    let path = archive_of(directory);
+    if !path.exists() {
+        // Of this process, because another one may do the same.
+        let temporary = directory.with_extension(format!("{}.new", std::process::id()));
+        let encoder = GzEncoder::new(File::create(&temporary)?, Compression::fast());
+        let mut packed = tar::Builder::new(BufWriter::new(encoder));
+        packed.follow_symlinks(false);
+        packed.append_dir_all("lib", directory.join("lib"))?;
+        let encoder = packed.into_inner()?.into_inner().map_err(io::Error::from)?;
+        encoder.finish()?.flush()?;
+        fs::rename(&temporary, &path)?;
+    }
+    let (mut file, mut digest) = (File::open(&path)?, Sha256::new());
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(format!("{:x}", digest.finalize())),
+            read => digest.update(piece.get(..read).unwrap_or_default()),
+        }
+    }
+}

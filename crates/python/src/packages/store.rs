@@ -1,0 +1,262 @@
+//! The files of a store: sets by their keys, and which set answers a request.
+//!
+//! `sets/KEY` is a virtual environment. It is complete if `sets/KEY.json` exists, which processes that use the set
+//! have locked. `requests/ID.json` is the answer to a request. `lock` is held while packages are installed.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cantle_core::tool::Progress;
+
+use super::error::PackageError;
+use super::{PackageSet, Resolution};
+
+/// Time between two attempts to lock the store.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The result of [`PackageStore::collect_garbage`](super::PackageStore::collect_garbage).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CollectedPackages {
+    /// Removed directories.
+    pub removed: Vec<PathBuf>,
+    /// Those that could not be removed, with the reason.
+    pub failed: Vec<(PathBuf, String)>,
+}
+
+/// Runs file operations off the runtime's threads.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, PackageError> + Send + 'static,
+) -> Result<T, PackageError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => Err(PackageError::failed(format!(
+            "the store of packages failed: {error}"
+        ))),
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    directory: PathBuf,
+}
+
+impl Layout {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    fn sets(&self) -> PathBuf {
+        self.directory.join("sets")
+    }
+
+    fn set(&self, key: &str) -> PathBuf {
+        self.sets().join(key)
+    }
+
+    fn marker(&self, key: &str) -> PathBuf {
+        self.sets().join(format!("{key}.json"))
+    }
+
+    fn request(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("requests/{id}.json"))
+    }
+
+    /// Waits until no other process installs packages.
+    pub(super) async fn lock(&self, progress: &dyn Progress) -> Result<File, PackageError> {
+        let layout = self.clone();
+        let lock = blocking(move || {
+            for directory in [layout.sets(), layout.directory.join("requests")] {
+                // Everybody may enter: commands of root's sandboxes run as another user.
+                let mut builder = DirBuilder::new();
+                let made = builder.recursive(true).mode(0o711).create(&directory);
+                made.map_err(|error| PackageError::io("create", &directory, error))?;
+            }
+            let path = layout.directory.join("lock");
+            let mut options = OpenOptions::new();
+            let opened = options.create(true).truncate(false).write(true).open(&path);
+            opened.map_err(|error| PackageError::io("open", &path, error))
+        })
+        .await?;
+        let mut is_announced = false;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(lock),
+                Err(fs::TryLockError::WouldBlock) => {
+                    if !std::mem::replace(&mut is_announced, true) {
+                        progress.output("Waiting for another process that installs packages\n");
+                    }
+                    tokio::time::sleep(LOCK_INTERVAL).await;
+                }
+                Err(fs::TryLockError::Error(error)) => {
+                    return Err(PackageError::io("lock", &self.directory, error));
+                }
+            }
+        }
+    }
+
+    /// Returns the answer to a request, unless this machine's Python has changed since.
+    pub(super) fn remembered(&self, id: &str) -> Result<Option<Resolution>, PackageError> {
+        let path = self.request(id);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(PackageError::io("read", &path, error)),
+        };
+        // One that this version can't read is resolved again.
+        let resolution: Option<Resolution> = serde_json::from_slice(&text).ok();
+        Ok(resolution.filter(Resolution::is_current))
+    }
+
+    pub(super) fn remember(&self, id: &str, resolution: &Resolution) -> Result<(), PackageError> {
+        write_json(&self.request(id), resolution)
+    }
+
+    /// Returns a set that is complete, and marks it as used now.
+    pub(super) fn open(&self, resolution: Resolution) -> Result<Option<PackageSet>, PackageError> {
+        let key = resolution.key();
+        let path = self.marker(&key);
+        let marker = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(marker) => marker,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(PackageError::io("open", &path, error)),
+        };
+        let locked = marker.lock_shared();
+        locked.map_err(|error| PackageError::io("lock", &path, error))?;
+        // Removed between opening and locking.
+        if !path.exists() {
+            return Ok(None);
+        }
+        // Only garbage collection looks at it.
+        let _ = marker.set_modified(SystemTime::now());
+        Ok(Some(PackageSet {
+            path: self.set(&key),
+            resolution: Arc::new(resolution),
+            key,
+            is_copied: false,
+            _in_use: Arc::new(marker),
+        }))
+    }
+
+    /// Makes the directory of a set, which `owner` can write until it is complete.
+    pub(super) fn begin(
+        &self,
+        key: &str,
+        (user, group): (u32, u32),
+    ) -> Result<PathBuf, PackageError> {
+        let directory = self.set(key);
+        let failed = |error| PackageError::io("create", &directory, error);
+        // One that another process left unfinished.
+        match fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let mut builder = DirBuilder::new();
+        builder.mode(0o755).create(&directory).map_err(failed)?;
+        let own = fs::metadata(&directory).map_err(failed)?;
+        if own.uid() == 0 && user != 0 {
+            chown(&directory, Some(user), Some(group)).map_err(failed)?;
+        }
+        // `absolute` paths may lead through links, and a mount is named by its target.
+        directory.canonicalize().map_err(failed)
+    }
+
+    /// Ends the installation of a set.
+    pub(super) fn complete(
+        &self,
+        key: &str,
+        resolution: Resolution,
+    ) -> Result<PackageSet, PackageError> {
+        let directory = self.set(key);
+        protect(&directory).map_err(|error| PackageError::io("protect", &directory, error))?;
+        write_json(&self.marker(key), &resolution)?;
+        let opened = self.open(resolution)?;
+        opened.ok_or_else(|| {
+            PackageError::failed("the packages were removed while they were installed")
+        })
+    }
+
+    pub(super) fn collect_garbage(&self, unused: Duration) -> CollectedPackages {
+        let mut collected = CollectedPackages::default();
+        // One that is being installed is not complete, and the store is locked.
+        let Ok(lock) = OpenOptions::new()
+            .write(true)
+            .open(self.directory.join("lock"))
+        else {
+            return collected;
+        };
+        if lock.try_lock().is_err() {
+            return collected;
+        }
+        for entry in fs::read_dir(self.sets()).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if !path.is_dir() {
+                continue;
+            }
+            match self.remove_unused(&path, unused) {
+                Ok(true) => collected.removed.push(path),
+                Ok(false) => {}
+                Err(error) => collected.failed.push((path, error.to_string())),
+            }
+        }
+        collected
+    }
+
+    /// Removes a set that is incomplete or unused, and returns whether it was.
+    fn remove_unused(&self, directory: &Path, unused: Duration) -> io::Result<bool> {
+        let marker_path = directory.with_extension("json");
+        if let Ok(marker) = File::open(&marker_path) {
+            let modified = marker.metadata()?.modified()?;
+            let is_recent = modified.elapsed().is_ok_and(|age| age < unused);
+            if is_recent || marker.try_lock().is_err() {
+                return Ok(false);
+            }
+            fs::remove_file(&marker_path)?;
+        }
+        let _ = fs::remove_file(archive_of(directory));
+        fs::remove_dir_all(directory)?;
+        Ok(true)
+    }
+}
+
+/// Returns the path of a set's archive.
+pub(super) fn archive_of(directory: &Path) -> PathBuf {
+    directory.with_extension("tar.gz")
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), PackageError> {
+    let failed = |error| PackageError::io("write", path, error);
+    let temporary = path.with_extension("new");
+    let text = serde_json::to_vec(value).map_err(|error| failed(error.into()))?;
+    let mut file = File::create(&temporary).map_err(failed)?;
+    file.write_all(&text).map_err(failed)?;
+    fs::rename(&temporary, path).map_err(failed)
+}
+
+/// Gives the files of a finished set to this process's user, and lets no other user write them. No process of the sandbox
+/// that installed them is left.
+fn protect(directory: &Path) -> io::Result<()> {
+    let is_root = directory.parent().map(fs::metadata).transpose()?;
+    let is_root = is_root.is_some_and(|parent| parent.uid() == 0);
+    let mut paths = vec![directory.to_owned()];
+    while let Some(path) = paths.pop() {
+        if is_root {
+            lchown(&path, Some(0), Some(0))?;
+        }
+        let found = fs::symlink_metadata(&path)?;
+        if found.is_symlink() {
+            continue;
+        }
+        fs::set_permissions(&path, Permissions::from_mode(found.mode() & 0o755))?;
+        if found.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                paths.push(entry?.path());
+            }
+        }
+    }
+    Ok(())
+}
