@@ -145,6 +145,7 @@ impl Browser {
         if new_tab {
             self.open_tab().await?;
         }
+        let begun = self.begun_downloads;
         let params = json!({"url": url.as_str()});
         let answer = timeout(ANSWER, self.tab_command("Page.navigate", params)).await;
         let Ok(answer) = answer else {
@@ -158,6 +159,9 @@ impl Browser {
             error_text,
             is_download,
         } = answer?;
+        if is_download {
+            self.await_download(begun).await?;
+        }
         self.settle().await?;
         match error_text {
             Some(error) if !is_download => Err(Failure::Refused(load_error(&url, &error))),

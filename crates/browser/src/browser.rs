@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_core::sandbox::Sandbox;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
@@ -37,6 +38,8 @@ pub(crate) struct Browser {
     pub(crate) current: usize,
     /// Running downloads, by their id.
     downloads: BTreeMap<String, String>,
+    /// Number of downloads so far.
+    pub(crate) begun_downloads: usize,
     /// Sentences about dialogs, downloads and tabs for the next result.
     pub(crate) notes: Vec<String>,
     /// Dialogs since the call began.
@@ -78,7 +81,7 @@ struct FrameInfo {
 pub(crate) struct RemoteObject {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    pub(crate) value: Option<Box<serde_json::value::RawValue>>,
+    pub(crate) value: Option<Box<RawValue>>,
     pub(crate) description: Option<String>,
     #[serde(rename = "objectId")]
     pub(crate) object_id: Option<String>,
@@ -118,6 +121,7 @@ impl Browser {
             tabs: Vec::new(),
             current: 0,
             downloads: BTreeMap::new(),
+            begun_downloads: 0,
             notes: Vec::new(),
             dialogs: 0,
             next_reference: 1,
@@ -176,11 +180,7 @@ impl Browser {
     }
 
     /// Sends a command to the browser and returns its result.
-    async fn command(
-        &mut self,
-        method: &str,
-        params: Value,
-    ) -> Result<Box<serde_json::value::RawValue>, Failure> {
+    async fn command(&mut self, method: &str, params: Value) -> Result<Box<RawValue>, Failure> {
         self.call(None, method, params)
             .await?
             .map_err(|error| Failure::lost(format!("it refuses the command {method}: {error}")))
@@ -206,7 +206,7 @@ impl Browser {
         session: Option<&str>,
         method: &str,
         params: Value,
-    ) -> Result<Result<Box<serde_json::value::RawValue>, String>, Failure> {
+    ) -> Result<Result<Box<RawValue>, String>, Failure> {
         let sent = self.connection.send(session, method, params).await?;
         loop {
             match self.connection.receive().await? {
@@ -259,6 +259,13 @@ impl Browser {
                 break;
             }
         }
+        Ok(())
+    }
+
+    /// Waits until there were more downloads than a number.
+    pub(crate) async fn await_download(&mut self, begun: usize) -> Result<(), Failure> {
+        let deadline = Instant::now() + LOADING;
+        while self.begun_downloads <= begun && self.receive_until(deadline).await? {}
         Ok(())
     }
 
@@ -424,6 +431,7 @@ impl Browser {
             #[serde(rename = "suggestedFilename")]
             name: String,
         }
+        self.begun_downloads = self.begun_downloads.saturating_add(1);
         if let Some(Download { guid, name }) = event.params()
             && self.downloads.len() < MAX_DOWNLOADS
         {
@@ -584,7 +592,7 @@ pub(crate) struct Element {
     pub(crate) object: String,
 }
 
-fn parse<T: DeserializeOwned>(result: &serde_json::value::RawValue) -> Result<T, Failure> {
+fn parse<T: DeserializeOwned>(result: &RawValue) -> Result<T, Failure> {
     serde_json::from_str(result.get())
         .map_err(|error| Failure::lost(format!("it sent an answer that can't be read: {error}")))
 }

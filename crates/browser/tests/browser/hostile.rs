@@ -35,7 +35,10 @@ async fn endless_dialogs_cost_one_browser() {
         .await
         .err();
     if error.is_none() {
-        error = fixture.try_call("_wait", json!({"seconds": 2})).await.err();
+        error = fixture
+            .try_call("_wait", json!({"seconds": 30}))
+            .await
+            .err();
     }
     let error = error.expect("the browser is given up").to_string();
     assert!(error.contains("dialogs without end"), "{error}");
@@ -62,14 +65,16 @@ async fn pages_can_neither_forge_nor_end_their_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_never_answers_costs_one_browser() {
-    let limited = |tools: cantle_browser::BrowserTools| tools.timeout(Duration::from_secs(10));
+    // Enough to start the browser on a loaded machine.
+    let limited = |tools: cantle_browser::BrowserTools| tools.timeout(Duration::from_secs(20));
     let Some(fixture) = Fixture::open(limited).await else {
         return;
     };
-    fixture.navigate("/busy").await;
-    let wait = fixture.try_call("_wait", json!({"seconds": 1})).await;
-    let error = wait.expect_err("the page is busy").to_string();
-    assert!(error.contains("took longer than 10 s"), "{error}");
+    let page = fixture.navigate("/busy").await;
+    let click = json!({"ref": reference(&page, "Work")});
+    let error = fixture.try_call("_click", click).await.unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("took longer than 20 s"), "{error}");
     assert!(fixture.navigate("/").await.contains("Welcome"));
     fixture.close().await;
 }

@@ -107,6 +107,18 @@ impl Fixture {
         self.call("_navigate", json!({"url": url})).await
     }
 
+    /// Returns the first result with a text: that of a call which was made, or of one of the next.
+    pub(crate) async fn until(&self, text: &str, mut result: String) -> String {
+        for _ in 0..30 {
+            if result.contains(text) {
+                break;
+            }
+            result = self.call("_wait", json!({"seconds": 1})).await;
+        }
+        assert!(result.contains(text), "{result}");
+        result
+    }
+
     pub(crate) async fn close(self) {
         self.set.close().await.unwrap();
         self.sandbox.close().await.unwrap();

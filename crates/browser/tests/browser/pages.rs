@@ -176,10 +176,8 @@ async fn downloads_become_files_and_links_new_tabs() {
     let got = fixture
         .call("_click", json!({"ref": reference(&page, "Get the file")}))
         .await;
-    assert!(
-        got.contains("Downloaded `downloads/file.bin` (1000 bytes)."),
-        "{got}"
-    );
+    let done = "Downloaded `downloads/file.bin` (1000 bytes).";
+    fixture.until(done, got).await;
     let got = fixture.navigate("/file.bin").await;
     assert!(
         got.contains("The address is a download.") && got.contains("`downloads/file.bin` (1000"),
@@ -192,7 +190,7 @@ async fn downloads_become_files_and_links_new_tabs() {
     let opened = fixture
         .call("_click", json!({"ref": reference(&page, "New tab")}))
         .await;
-    assert!(opened.contains("Tab 1 was opened."), "{opened}");
+    fixture.until("Tab 1 was opened.", opened).await;
     let second = fixture.call("_switch_tab", json!({"index": 1})).await;
     assert!(second.contains("<title>Second</title>"), "{second}");
     assert!(second.contains("2 tabs; the current one is 1"), "{second}");
