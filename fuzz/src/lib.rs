@@ -36,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     target("arguments", texts::arguments),
     target("build_context", files::build_context),
     target("events", models::events),
+    target("html", texts::html),
     target("journal", files::journal),
     target("policy", texts::policy),
     target("proxy", proxy::request),

@@ -1,10 +1,11 @@
-//! Short texts: settings of a policy, and arguments of tool calls.
+//! Texts: settings of a policy, arguments of tool calls, and web pages.
 
 use std::str::FromStr;
 
 use cantle_core::policy::{HostName, HostPattern, Limits, Policy, Preset};
 use cantle_core::sandbox::SandboxPath;
 use cantle_core::tool::{DynTool, ToolSpec};
+use cantle_web::html_to_markdown;
 use serde_json::json;
 
 /// Hosts, paths, limits and policies. What is accepted is written so that it is read again as the same.
@@ -64,4 +65,10 @@ pub(crate) fn arguments(data: &[u8]) {
         assert_eq!(again.arguments, parsed.arguments);
         assert!(again.repairs.is_empty(), "{:?}", again.repairs);
     }
+}
+
+/// HTML pages. Their Markdown is not much longer than they are, in whatever charset.
+pub(crate) fn html(data: &[u8]) {
+    let text = html_to_markdown(data, None, "https://docs.example.com/guide/");
+    assert!(text.len() <= 6 * data.len() + (64 << 10), "{}", text.len());
 }

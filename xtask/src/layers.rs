@@ -123,6 +123,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-clients",
             "cantle-server",
+            "cantle-web",
         ],
     ),
     layer("xtask", &[]),

@@ -8,6 +8,8 @@ use crate::scan::{MAX_DEPTH, scan};
 
 /// Maximum number of elements of a page whose main part is extracted.
 const MAX_ELEMENTS: usize = 100_000;
+/// Maximum of the bytes of text and URLs that extraction writes, at all levels together.
+const MAX_COST: usize = 64 << 20;
 /// Part of a page that may declare its charset (HTML, 13.2.3.2).
 const CHARSET_SCAN_BYTES: usize = 1024;
 
@@ -78,60 +80,86 @@ fn charset(text: &[u8]) -> Option<&'static Encoding> {
     Encoding::for_label(label.split(is_end).next()?)
 }
 
-/// Returns the main part of a page as Markdown. It blocks: up to some hundred milliseconds for a large page.
-pub(crate) fn to_markdown(html: &str, url: &str) -> String {
-    let scanned = scan(html);
+/// Returns the main part of an HTML page as Markdown, as `fetch_web_page` does. `content_type` may name the charset.
+///
+/// It blocks, for some seconds if a page of 5 MiB is made for that, and recurses as deep as the page is nested (up to
+/// 512 levels). A page that would take more time or memory is reduced to its text.
+pub fn html_to_markdown(body: &[u8], content_type: Option<&str>, url: &str) -> String {
+    let html = decode(content_type, body);
+    let scanned = scan(&html);
     let extracted = if scanned.is_bounded {
-        extract(html, url)
+        extract(&html, url)
     } else {
         None
     };
+    // Markdown is longer than its page only if many links are resolved.
+    let limit = 2 * html.len() + (64 << 10);
     extracted
-        .filter(|text| !text.trim().is_empty())
+        .filter(|text| !text.trim().is_empty() && text.len() <= limit)
         .unwrap_or(scanned.text)
 }
 
 fn extract(html: &str, url: &str) -> Option<String> {
     let document = Document::from(html);
-    if is_too_deep(&document) {
+    if is_too_costly(&document, url) {
         return None;
     }
-    let whole = document
-        .md(Some(&[
-            "script", "style", "noscript", "template", "svg", "nav",
-        ]))
-        .to_string();
+    let code_blocks = document.select("pre").length();
     let config = Config {
-        max_elements_to_parse: MAX_ELEMENTS,
         text_mode: TextMode::Markdown,
         ..Config::default()
     };
-    let mut page = Readability::with_document(document, Some(url), Some(config)).ok()?;
-    let Ok(article) = page.parse() else {
-        return Some(whole);
+    let page = Readability::with_document(document, Some(url), Some(config));
+    let Ok(article) = page.and_then(|mut page| page.parse()) else {
+        return Some(whole(html));
     };
-    let body = article.text_content.trim();
-    let title = article.title.trim();
+    // Of a page in several parts, one may be taken for all of it.
+    let is_complete = article.content.matches("<pre").count() >= code_blocks;
+    let body = match is_complete {
+        true => article.text_content.to_string(),
+        false => whole(html),
+    };
+    let (body, title) = (body.trim(), article.title.trim());
     // The title is in the head, which is not part of the article.
     let has_title = title.is_empty() || body.lines().take(3).any(|line| line.contains(title));
-    Some(if has_title {
-        body.to_owned()
-    } else {
-        format!("# {title}\n\n{body}")
+    Some(match has_title {
+        true => body.to_owned(),
+        false => format!("# {title}\n\n{body}"),
     })
 }
 
-/// Whether a parsed page is nested deeper than extraction can recurse; the parser's own view, so nothing is hidden.
-fn is_too_deep(document: &Document) -> bool {
-    let mut pending: Vec<_> = document
-        .root()
-        .children()
-        .into_iter()
-        .map(|node| (node, 1))
-        .collect();
+/// Returns a page as a whole, but for its navigation.
+fn whole(html: &str) -> String {
+    let skipped = ["script", "style", "noscript", "template", "svg", "nav"];
+    Document::from(html).md(Some(&skipped)).to_string()
+}
+
+/// Whether the work on a parsed page is not bounded by its size.
+///
+/// This is the parser's own view, so nothing is hidden. Extraction recurses to the page's depth; each level of a list
+/// or quote is written once more, with its lines indented; and each link is resolved against the page's URL.
+fn is_too_costly(document: &Document, url: &str) -> bool {
+    let bases = document.select("base[href]");
+    let base = bases.iter().filter_map(|it| it.attr("href"));
+    let base = base
+        .map(|it| it.len())
+        .max()
+        .unwrap_or_default()
+        .max(url.len());
+    let (mut elements, mut cost) = (0_usize, 0_usize);
+    let root = document.root();
+    let mut pending: Vec<_> = root.children_it(false).map(|node| (node, 1)).collect();
     while let Some((node, depth)) = pending.pop() {
+        if node.is_element() {
+            elements += 1;
+            let links = ["href", "src", "srcset", "poster"];
+            let links = links.iter().filter(|name| node.has_attr(name)).count();
+            cost += 16 * depth + base * links;
+        } else if node.is_text() {
+            cost = cost.saturating_add(depth * node.text().len());
+        }
         // What the parser adds (`html`, `head`, `tbody`) is beyond the limit of the scan.
-        if depth > MAX_DEPTH + 16 {
+        if depth > MAX_DEPTH + 16 || elements > MAX_ELEMENTS || cost > MAX_COST {
             return true;
         }
         pending.extend(node.children_it(false).map(|child| (child, depth + 1)));

@@ -17,6 +17,7 @@ mod services;
 mod target;
 mod xml;
 
+pub use self::document::html_to_markdown;
 pub use self::error::{WebError, WebErrorKind};
 pub use self::provider::WebTools;
 pub use self::search::{SearchHit, SearchProvider};

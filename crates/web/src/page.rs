@@ -175,11 +175,11 @@ impl FetchWebPage {
 
     async fn convert(&self, fetched: Fetched, is_html: bool) -> Result<String, ToolError> {
         let convert = move || {
-            let text = document::decode(fetched.content_type.as_deref(), &fetched.body);
+            let (kind, body) = (fetched.content_type.as_deref(), &fetched.body);
             if is_html {
-                document::to_markdown(&text, fetched.url.as_str())
+                document::html_to_markdown(body, kind, fetched.url.as_str())
             } else {
-                text
+                document::decode(kind, body)
             }
         };
         self.on_thread(convert).await

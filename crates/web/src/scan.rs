@@ -29,6 +29,56 @@ const ESCAPABLE: [&str; 6] = ["title", "textarea", "iframe", "noembed", "noframe
 const FORMATTING: [&str; 14] = [
     "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u",
 ];
+/// Elements of SVG whose content the parser reads as HTML.
+const INTEGRATION_POINTS: [&str; 3] = ["foreignobject", "desc", "title"];
+/// Elements that end an SVG or MathML that is open (HTML, 13.2.6.5).
+const BREAKOUT: [&str; 45] = [
+    "b",
+    "big",
+    "blockquote",
+    "body",
+    "br",
+    "center",
+    "code",
+    "dd",
+    "div",
+    "dl",
+    "dt",
+    "em",
+    "embed",
+    "font",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "head",
+    "hr",
+    "i",
+    "img",
+    "li",
+    "listing",
+    "menu",
+    "meta",
+    "nobr",
+    "ol",
+    "p",
+    "pre",
+    "ruby",
+    "s",
+    "small",
+    "span",
+    "strong",
+    "strike",
+    "sub",
+    "sup",
+    "table",
+    "tt",
+    "u",
+    "ul",
+    "var",
+];
 const LINE_BREAKING: [&str; 22] = [
     "p",
     "br",
@@ -86,6 +136,10 @@ struct Scanner {
     formatting: usize,
     reopened: usize,
     is_refused: bool,
+    /// The open elements of an SVG, from its own on, as long as they are nested as in XML.
+    svg: Vec<String>,
+    /// Whether one was not: from there on, the scan can't tell what belongs to an SVG.
+    is_mixed: bool,
     text: String,
 }
 
@@ -101,7 +155,11 @@ impl Scanner {
         };
         match named.bytes().next() {
             Some(b'a'..=b'z' | b'A'..=b'Z') => {}
-            Some(b'!' | b'?') | None => return after(named, '>'),
+            Some(b'!' | b'?') | None => {
+                // In an SVG, it may be a CDATA section.
+                self.is_mixed |= !self.svg.is_empty();
+                return after(named, '>');
+            }
             Some(_) if is_end => return after(named, '>'),
             Some(_) => {
                 self.text.push('<');
@@ -112,13 +170,15 @@ impl Scanner {
         let (name, attributes) = named.split_at(named.find(is_name_end).unwrap_or(named.len()));
         let name: String = name.chars().take(MAX_NAME).collect();
         let name = name.to_ascii_lowercase();
-        let rest = self.attributes(attributes);
+        let (rest, is_self_closing) = self.attributes(attributes);
         if LINE_BREAKING.contains(&name.as_str()) {
             self.text.push('\n');
         } else if matches!(name.as_str(), "td" | "th" | "option") {
             self.text.push(' ');
         }
-        self.count(&name, is_end);
+        if !self.is_closed_in_svg(&name, is_end, is_self_closing) {
+            self.count(&name, is_end);
+        }
         // The parser ignores what follows in a page of frames.
         self.is_refused |= name == "frameset";
         if is_end || self.is_in_foreign() {
@@ -139,6 +199,32 @@ impl Scanner {
             self.is_refused |= content.contains('<');
         }
         rest
+    }
+
+    /// Follows an SVG, and returns whether the tag is one of its elements that closes itself. Elsewhere, the parser
+    /// ignores the slash.
+    fn is_closed_in_svg(&mut self, name: &str, is_end: bool, is_self_closing: bool) -> bool {
+        if self.is_mixed || self.is_refused {
+            return false;
+        }
+        if self.svg.is_empty() {
+            if name != "svg" || is_end {
+                return false;
+            }
+            // Ignored in the one, and an element of another kind in the other.
+            self.is_mixed = self.is_open("select") || self.is_open("math");
+        } else if is_end {
+            let is_last = self.svg.pop().as_deref() == Some(name);
+            self.is_mixed = !is_last || BREAKOUT.contains(&name);
+            return false;
+        } else {
+            let is_html = |open: &String| INTEGRATION_POINTS.contains(&open.as_str());
+            self.is_mixed = BREAKOUT.contains(&name) || self.svg.iter().any(is_html);
+        }
+        if !is_self_closing {
+            self.svg.push(name.to_owned());
+        }
+        is_self_closing && !self.is_mixed
     }
 
     fn count(&mut self, name: &str, is_end: bool) {
@@ -170,32 +256,40 @@ impl Scanner {
         self.open.get(name).is_some_and(|open| *open > 0)
     }
 
-    /// Skips the attributes of a tag; returns what follows its `>`.
-    fn attributes<'a>(&mut self, text: &'a str) -> &'a str {
+    /// Skips the attributes of a tag; returns what follows its `>`, and whether the tag closes itself.
+    fn attributes<'a>(&mut self, text: &'a str) -> (&'a str, bool) {
         let (mut quote, mut follows_equals, mut separators) = (None, false, 0_usize);
+        // Whether a slash here is no part of a value, and whether there was one.
+        let (mut is_between, mut is_self_closing) = (true, false);
         for (at, byte) in text.bytes().enumerate() {
             match (quote, byte) {
                 (Some(open), _) if open == byte => {
                     quote = None;
                     separators += 1;
+                    is_between = true;
                 }
                 (Some(_), _) => {}
                 (None, b'"' | b'\'') if follows_equals => quote = Some(byte),
                 (None, b'>') => {
                     self.is_refused |= separators > 2 * MAX_ATTRIBUTES;
-                    return text.get(at + 1..).unwrap_or_default();
+                    return (text.get(at + 1..).unwrap_or_default(), is_self_closing);
                 }
-                (None, b'/') => separators += 1,
+                (None, b'/') => {
+                    separators += 1;
+                    is_self_closing = is_between && !follows_equals;
+                    is_between = false;
+                }
                 (None, byte) if byte.is_ascii_whitespace() => {
                     separators += 1;
+                    (is_between, is_self_closing) = (true, false);
                     continue;
                 }
-                (None, _) => {}
+                (None, _) => (is_between, is_self_closing) = (false, false),
             }
             follows_equals = byte == b'=' && quote.is_none();
         }
         self.is_refused |= separators > 2 * MAX_ATTRIBUTES;
-        ""
+        ("", false)
     }
 }
 
@@ -274,7 +368,9 @@ mod tests {
         let rows = format!("<table>{}</table>", "<tr><td>a<td>b".repeat(5_000));
         let script = format!("<script>{}</script>", "if (a<b) c<d;".repeat(5_000));
         let path = format!("<svg><path d=\"{}\"></path></svg>", "M 1 2 ".repeat(5_000));
-        for html in [unclosed, rows, script, path] {
+        let icons =
+            "<svg><title>x</title><g><path d='M 1/2' /><use href=\"#a\"/></g></svg>".repeat(2_000);
+        for html in [unclosed, rows, script, path, icons] {
             assert!(
                 scan(&html).is_bounded,
                 "{}",
@@ -297,6 +393,18 @@ mod tests {
             format!("<svg><style>{deep}</style>"),
             format!("<svg>{}", "<td>".repeat(600)),
             format!("<p title='>'>{deep}"),
+            format!("<svg><div>{}", "<path/>".repeat(600)),
+            format!("<svg>{}", "<path d=M/>".repeat(600)),
+            format!("<svg>{}", "<path d= />".repeat(600)),
+            format!("<svg>{}", "<path d=\"/\" / x>".repeat(600)),
+            format!("<svg><desc>{}", "<x/>".repeat(600)),
+            format!("<svg><desc><x></desc>{}", "<path/>".repeat(600)),
+            format!("<svg></p>{}", "<x/>".repeat(600)),
+            format!("<section><svg></section>{}", "<x/>".repeat(600)),
+            format!("<select><svg></select>{}", "<x/>".repeat(600)),
+            format!("<svg><![CDATA[><svg>]]></svg>{}", "<x/>".repeat(600)),
+            format!("<math><mi><svg></mi><mi>{}", "<x/>".repeat(600)),
+            format!("<svg></svg>{}", "<x/>".repeat(600)),
             format!("<textarea><b x=\"</textarea>{deep}\">"),
             format!("<title><!--</title>{deep}-->"),
             format!("<select><style></select>{deep}</style>"),

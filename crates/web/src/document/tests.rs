@@ -1,5 +1,9 @@
 use super::*;
 
+fn to_markdown(html: &str, url: &str) -> String {
+    html_to_markdown(html.as_bytes(), Some("text/html; charset=utf-8"), url)
+}
+
 const PAGE: &str = include_str!("fixtures/guide.html");
 
 #[test]
@@ -75,4 +79,36 @@ fn charsets_are_declared_found_or_guessed() {
         "<meta charset='shift_jis'>テ"
     );
     assert_eq!(decode(None, "größe".as_bytes()), "größe");
+}
+
+#[test]
+fn small_pages_do_not_become_large_texts() {
+    let base = format!("<base href=\"http://example.com/{}\">", "a".repeat(10_000));
+    for html in [
+        base + &"<p>many words <a href=\"?b\">link</a>".repeat(1_500),
+        "<ul><li>x".repeat(250) + &"<li>word ".repeat(10_000),
+        "<blockquote>".repeat(500) + &"<p>word ".repeat(10_000),
+        "<table><tr><td>".repeat(120) + &"word <img src=x>".repeat(10_000),
+    ] {
+        let text = to_markdown(&html, "https://example.com/");
+        assert!(
+            text.contains("word") && !text.contains("]("),
+            "{}",
+            text.len()
+        );
+        assert!(text.len() < html.len(), "{} of {}", text.len(), html.len());
+    }
+}
+
+#[test]
+fn code_blocks_of_every_part_are_kept() {
+    let words = "<p>Some words, with commas, and more of them, until the paragraph is long enough."
+        .repeat(20);
+    let html = format!(
+        "<title>Two parts</title><div id=a><h2>One</h2>{words}<pre>first block</pre></div>\
+         <div class=sidebar><h2>Two</h2><pre>second block</pre></div>"
+    );
+    let text = to_markdown(&html, "https://example.com/");
+    assert!(text.contains("```\nfirst block\n```"), "{text}");
+    assert!(text.contains("```\nsecond block\n```"), "{text}");
 }
