@@ -1,4 +1,4 @@
-//! The release archive: the static binary with completions, manual pages and licences, and its checksum.
+//! `cargo xtask dist`: the static binary, and the release archive with completions, manual pages, licences and a checksum.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::{dist, shell, workspace};
+use crate::dist::{self, Profile};
+use crate::{shell, workspace};
 
 /// Beginnings of the names of files with licences.
 const LICENCE_FILES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
@@ -30,10 +31,29 @@ struct Package {
     manifest_path: PathBuf,
 }
 
+/// Build the static binary and print its path; with the profile `dist`, the release archive, too
+#[derive(clap::Args)]
+pub struct DistArgs {
+    /// `dist` is the fastest program, `dev` the fastest build
+    #[arg(long, value_enum, default_value = "dist")]
+    profile: Profile,
+}
+
+pub fn run(args: &DistArgs) -> Result<()> {
+    shell::run(&mut dist::build(&dist::host()?, args.profile))?;
+    let program = dist::program(args.profile)?;
+    eprintln!("static, {} bytes", fs::metadata(&program)?.len());
+    if matches!(args.profile, Profile::Dist) {
+        eprintln!("{}", write(&program)?.display());
+    }
+    println!("{}", program.display());
+    Ok(())
+}
+
 /// Writes `cantle-VERSION-x86_64-linux.tar.gz` and its `.sha256` beside the program, and returns its path.
 ///
 /// Equal content gives an equal archive: entries are sorted, and have neither owner nor time.
-pub fn write(program: &Path) -> Result<PathBuf> {
+fn write(program: &Path) -> Result<PathBuf> {
     let version = env!("CARGO_PKG_VERSION");
     let name = format!("cantle-{version}-{}-linux", std::env::consts::ARCH);
     let staging = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: one static `cantle`.
+//! The static `cantle`: how it is built, and where it is.
 //!
 //! Static against glibc, as a position-independent program (`static-pie`), so that its addresses
 //! stay random. The flags are given for the target alone and the target is named, so procedural
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::metadata::Metadata;
-use crate::{archive, elf, shell};
+use crate::{elf, shell};
 
 /// Without the cfg, `getrandom` looks for the libc function with `dlsym`, which finds nothing in a static
 /// program, and falls back to /dev/urandom, which an empty root directory does not have.
@@ -19,14 +19,6 @@ const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"lin
 
 /// The features of the release.
 pub const FEATURES: &str = "otel,postgres,s3";
-
-/// Build the static binary and print its path; with the profile `dist`, the release archive, too
-#[derive(clap::Args)]
-pub struct DistArgs {
-    /// `dist` is the fastest program, `dev` the fastest build
-    #[arg(long, value_enum, default_value = "dist")]
-    profile: Profile,
-}
 
 /// A Cargo profile.
 #[derive(Clone, Copy, ValueEnum)]
@@ -44,17 +36,6 @@ impl Profile {
             Profile::Dev => "dev",
         }
     }
-}
-
-pub fn run(args: &DistArgs) -> Result<()> {
-    shell::run(&mut build(&host()?, args.profile))?;
-    let program = program(args.profile)?;
-    eprintln!("static, {} bytes", std::fs::metadata(&program)?.len());
-    if matches!(args.profile, Profile::Dist) {
-        eprintln!("{}", archive::write(&program)?.display());
-    }
-    println!("{}", program.display());
-    Ok(())
 }
 
 /// Returns the build for a target triple; [`program`] finds its result.

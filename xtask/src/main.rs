@@ -45,7 +45,7 @@ enum Task {
     Check(check::CheckArgs),
     /// Package the crates, and test an extension crate against the packages
     Package,
-    Dist(dist::DistArgs),
+    Dist(archive::DistArgs),
     Bench(bench::BenchArgs),
     Fuzz(fuzz::FuzzArgs),
     Lines(lines::LinesArgs),
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Check(args) => check::run(&args),
         Task::Package => package::run(),
-        Task::Dist(args) => dist::run(&args),
+        Task::Dist(args) => archive::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Lines(args) => lines::run(&args),
