@@ -31,6 +31,15 @@ pub fn tools_without_patterns(files: &Files) -> Vec<DynTool> {
     tools_with(files, false)
 }
 
+/// The tools that need no sandbox: they work on stored files only.
+pub const WITHOUT_SANDBOX: [&str; 5] = [
+    "list_files",
+    "get_file_link",
+    "read_document",
+    "create_document",
+    "delete_file",
+];
+
 fn tools_with(files: &Files, checks_patterns: bool) -> Vec<DynTool> {
     let mut tools = vec![python::run_python(files), shell::run_shell(checks_patterns)];
     tools.extend(stored::tools(files));

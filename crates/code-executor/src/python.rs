@@ -31,8 +31,9 @@ const MAX_WARNINGS: usize = 20;
 struct Params {
     /// Python code to execute.
     code: String,
-    /// Max execution time in seconds (default 30, max 60).
-    timeout: Option<i64>,
+    /// Max execution time in seconds (default 30, max 60)
+    #[schemars(with = "Option<i64>")]
+    timeout: Option<f64>,
 }
 
 pub(crate) fn run_python(files: &Files) -> DynTool {
@@ -131,13 +132,17 @@ async fn store(
     let after = Listing::of(sandbox).await?;
     let (mut stored, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for ((directory, after), (_, before)) in after.0.iter().zip(&before.0) {
-        if after.is_truncated {
+        if after.is_truncated || before.is_truncated {
             let limit = MAX_WALKED;
             warnings.push(format!(
                 "{directory} has more than {limit} entries; the rest was not searched"
             ));
         }
         for (path, entry) in after.changed_since(before) {
+            // A file that the incomplete listing before left out may be an old one.
+            if before.is_truncated && !before.entries.contains_key(path) {
+                continue;
+            }
             // The working directory may be below /tmp.
             let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
             if !is_first || path.components().any(|name| name.starts_with(b".")) {

@@ -66,8 +66,9 @@ const HARMLESS: [&str; 4] = ["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tt
 struct Params {
     /// Shell command to execute.
     command: String,
-    /// Max execution time in seconds (default 30, max 60).
-    timeout: Option<i64>,
+    /// Max execution time in seconds (default 30, max 60)
+    #[schemars(with = "Option<i64>")]
+    timeout: Option<f64>,
 }
 
 pub(crate) fn run_shell(checks_patterns: bool) -> DynTool {
@@ -121,8 +122,8 @@ fn rendered(output: &CommandOutput, timeout: u64, sandbox: &dyn Sandbox) -> Tool
         stderr.push_str(line);
     };
     match output.exit.status {
-        ExitStatus::Code(0) => result(&stdout, &stderr, 0, false),
         ExitStatus::Code(code) => {
+            // Also if a later command of a pipe has succeeded.
             if is_off(sandbox) && names_network(&output.stderr.text()) {
                 add("The sandbox has no network: no host is allowed.");
             }

@@ -5,7 +5,7 @@ use cantle_core::sandbox::{
     ByteRange, Sandbox as _, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
-use cantle_files::{FileId, FileRecord, Files, NewFile};
+use cantle_files::{FileId, FileRecord, Files, NewFile, safe_name};
 use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
 
@@ -107,7 +107,8 @@ async fn described(files: &Files, record: &FileRecord) -> Result<Value, ToolErro
 
 async fn load(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let record = find(&files, &params.file_id, &cx).await?;
-    let local_path = format!("/tmp/{}", record.filename);
+    // Another program may have written the record.
+    let local_path = format!("/tmp/{}", safe_name(&record.filename));
     let path =
         SandboxPath::new(&local_path).map_err(|error| ToolError::failed(error.to_string()))?;
     let content = files.content(&record, None).await.map_err(failed)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use cantle_core::ids::unique_id;
+use cantle_core::ids::{RunId, unique_id};
 use cantle_core::principal::{Level, Principal, PrincipalId};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use futures_util::FutureExt as _;
@@ -138,9 +138,13 @@ impl ServedTools {
             Err(error) => return Ok(Err(error.into())),
         };
         let mut active = self.leases.begin_call(owner, principal).await?;
-        let leased = match active.sandbox().await? {
-            Ok(leased) => leased,
-            Err(error) => return Ok(Err(error.into())),
+        let needs_sandbox = !self.service.without_sandbox.iter().any(|it| it == name);
+        let leased = match needs_sandbox {
+            true => match active.sandbox().await? {
+                Ok(leased) => Some(leased),
+                Err(error) => return Ok(Err(error.into())),
+            },
+            false => None,
         };
         Ok(run(tool, arguments, principal, leased, &mut active).await)
     }
@@ -151,12 +155,14 @@ async fn run(
     tool: &DynTool,
     arguments: Value,
     principal: &Principal,
-    leased: Leased,
+    leased: Option<Leased>,
     active: &mut ActiveCall,
 ) -> Result<ToolOutput, ToolError> {
-    let mut cx = ToolContext::new(leased.run, unique_id());
+    let run = leased.as_ref().map_or_else(RunId::new, |leased| leased.run);
+    let has_sandbox = leased.is_some();
+    let mut cx = ToolContext::new(run, unique_id());
     cx.principal = Some(principal.clone());
-    cx.sandbox = Some(leased.sandbox);
+    cx.sandbox = leased.map(|leased| leased.sandbox);
     cx.cancellation = active.stopping();
     let stopping = cx.cancellation.clone();
     let limit = tool.timeout().unwrap_or(CALL_TIMEOUT);
@@ -165,11 +171,12 @@ async fn run(
         Some(Ok(Ok(result))) => result,
         Some(Ok(Err(panic))) => Err(ToolError::from_panic(&*panic)),
         Some(Err(_)) => {
-            active.close().await;
-            let seconds = limit.as_secs();
-            Err(ToolError::failed(format!(
-                "The call timed out after {seconds} s. Its sandbox was closed; the next call opens a new one."
-            )))
+            let mut message = format!("The call timed out after {} s.", limit.as_secs());
+            if has_sandbox {
+                active.close().await;
+                message += " Its sandbox was closed; the next call opens a new one.";
+            }
+            Err(ToolError::failed(message))
         }
         None => Err(ToolError::failed("The server is stopping.")),
     };

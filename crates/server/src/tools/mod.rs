@@ -43,6 +43,7 @@ pub struct ToolService {
     module: String,
     description: String,
     tools: Vec<DynTool>,
+    without_sandbox: Vec<String>,
     files: Option<Files>,
     calls_per_minute: u32,
     idle: Duration,
@@ -59,10 +60,17 @@ impl ToolService {
             module: module.into(),
             description: description.into(),
             tools,
+            without_sandbox: Vec::new(),
             files: None,
             calls_per_minute: CALLS_PER_MINUTE,
             idle: IDLE,
         }
+    }
+
+    /// Names tools that need no sandbox: none is opened for their calls, and none has to make room for one.
+    pub fn without_sandbox<T: Into<String>>(mut self, tools: impl IntoIterator<Item = T>) -> Self {
+        self.without_sandbox = tools.into_iter().map(Into::into).collect();
+        self
     }
 
     /// Serves files at the signed addresses of their store ([`Urls::Signed`](cantle_files::Urls::Signed)).

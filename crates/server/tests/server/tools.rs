@@ -53,7 +53,8 @@ impl Service {
         let server = serve_bound(shared_tempdir(), with_key, async |server| {
             let files = files(&stored, &format!("http://{}", server.address())).await;
             let tools = cantle_code_executor::tools(&files);
-            let service = ToolService::new("code_executor", "Executes code.", tools);
+            let service = ToolService::new("code_executor", "Executes code.", tools)
+                .without_sandbox(cantle_code_executor::WITHOUT_SANDBOX);
             server.tools(configure(service.files(files)))
         });
         Self {
@@ -170,7 +171,7 @@ async fn the_manifest_has_the_shape_that_the_orchestrator_reads() {
     let expected = json!([
         {"name": "code", "type": "string", "description": "Python code to execute.", "required": true},
         {"name": "timeout", "type": "integer", "required": false,
-         "description": "Max execution time in seconds (default 30, max 60)."},
+         "description": "Max execution time in seconds (default 30, max 60)"},
     ]);
     assert_eq!(tools[0]["parameters"], expected);
     service.server.stop().await;
@@ -443,13 +444,17 @@ async fn the_sandbox_that_was_unused_the_longest_goes_first() {
                 == 2
         })
         .await;
+        let arguments = json!({"code": "1"});
         let answer = service.send(
             "token",
-            json!({"tool_name": "list_files", "user_id": "carol"}),
+            json!({"tool_name": "run_python", "user_id": "carol", "arguments": arguments}),
         );
         let answer = answer.await;
         assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(answer.header("retry-after"), Some("5"));
+        // A call that needs no sandbox needs no place.
+        let listed = service.call("carol", "list_files", json!({})).await;
+        assert_eq!(listed["success"], true, "{listed}");
     };
     tokio::select! {
         answer = long("alice") => panic!("{answer:?}"),

@@ -31,7 +31,9 @@ pub(super) async fn service(
     );
     let files = files.await?.with_limits(limits);
     let tools = cantle_code_executor::tools(&files);
-    let mut service = ToolService::new(MODULE, DESCRIPTION, tools).files(files);
+    let mut service = ToolService::new(MODULE, DESCRIPTION, tools)
+        .without_sandbox(cantle_code_executor::WITHOUT_SANDBOX)
+        .files(files);
     if let Some(calls) = args.max_calls_per_minute {
         service = service.calls_per_minute(calls);
     }

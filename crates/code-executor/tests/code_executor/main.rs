@@ -6,6 +6,9 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
+mod agent;
+mod hostile;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +24,7 @@ use cantle_files::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-async fn files(directory: &TempDir) -> Files {
+pub(crate) async fn files(directory: &TempDir) -> Files {
     let store = FileStore::directory(directory.path().join("objects")).unwrap();
     let records = SqliteRecords::open(directory.path().join("catalogue.sqlite"))
         .await
@@ -30,7 +33,7 @@ async fn files(directory: &TempDir) -> Files {
 }
 
 /// Files in S3 with a PostgreSQL catalogue, each time from new connections, below a prefix; if there are servers.
-async fn remote_files(prefix: &str) -> Option<Files> {
+pub(crate) async fn remote_files(prefix: &str) -> Option<Files> {
     let servers =
         ["CANTLE_TEST_S3_URL", "CANTLE_TEST_POSTGRES"].map(|name| std::env::var(name).ok());
     let [Some(s3), Some(postgres)] = servers else {
@@ -53,14 +56,14 @@ async fn remote_files(prefix: &str) -> Option<Files> {
 }
 
 /// A principal's session: a sandbox of its own.
-struct User {
-    files: Files,
-    sandbox: Arc<dyn Sandbox>,
+pub(crate) struct User {
+    pub(crate) files: Files,
+    pub(crate) sandbox: Arc<dyn Sandbox>,
     principal: Option<Principal>,
 }
 
 impl User {
-    async fn new(files: &Files, id: &str) -> Self {
+    pub(crate) async fn new(files: &Files, id: &str) -> Self {
         let context = SandboxContext::new(RunId::new(), Policy::workspace());
         Self {
             files: files.clone(),
@@ -69,7 +72,7 @@ impl User {
         }
     }
 
-    async fn call(&self, name: &str, arguments: Value) -> Result<Value, ToolError> {
+    pub(crate) async fn call(&self, name: &str, arguments: Value) -> Result<Value, ToolError> {
         let tools = cantle_code_executor::tools(&self.files);
         let tool = tools.into_iter().find(|tool| tool.name() == name).unwrap();
         let arguments = tool.parse(&arguments.to_string())?.arguments;
@@ -84,18 +87,18 @@ impl User {
         Ok(result)
     }
 
-    async fn python(&self, code: &str) -> Value {
+    pub(crate) async fn python(&self, code: &str) -> Value {
         self.call("run_python", json!({ "code": code }))
             .await
             .unwrap()
     }
 
-    async fn close(self) {
+    pub(crate) async fn close(self) {
         self.sandbox.close().await.unwrap();
     }
 }
 
-fn names(result: &Value) -> Vec<&str> {
+pub(crate) fn names(result: &Value) -> Vec<&str> {
     let files = result["files"].as_array().unwrap();
     let mut names: Vec<_> = files
         .iter()
@@ -132,6 +135,27 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
     let again = user.python("open('/tmp/a.csv', 'a').write('more')").await;
     assert_eq!(names(&again), ["a.csv"]);
     assert_eq!(again["success"], true);
+    user.close().await;
+}
+
+#[tokio::test]
+async fn time_limits_are_numbers_in_any_form_and_within_bounds() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    for (given, limit) in [(json!("1"), 1), (json!(1.0), 1), (json!(-5), 1)] {
+        let arguments = json!({ "code": "import time; time.sleep(600)", "timeout": given });
+        let late = user.call("run_python", arguments).await.unwrap();
+        assert_eq!(
+            late["stderr"],
+            format!("Execution timed out after {limit}s"),
+            "{given}"
+        );
+    }
+    let arguments = json!({ "code": "print(1)", "timeout": 10_000 });
+    assert_eq!(
+        user.call("run_python", arguments).await.unwrap()["stdout"],
+        "1\n"
+    );
     user.close().await;
 }
 
@@ -174,65 +198,6 @@ async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
                 print([p for p in os.listdir('/proc') if p.isdigit() and name(p) == 'sleep'])";
     assert_eq!(user.python(left).await["stdout"], "[]\n");
     user.close().await;
-}
-
-#[tokio::test]
-async fn a_file_is_found_loaded_and_changed_in_another_session() {
-    let directory = TempDir::new().unwrap();
-    // Another process would open the same store and catalogue.
-    let stored = (files(&directory).await, files(&directory).await);
-    find_and_change(stored, "alice").await;
-}
-
-#[tokio::test]
-async fn a_file_in_s3_is_found_loaded_and_changed_in_another_session() {
-    let owner = cantle_core::ids::unique_id();
-    let prefix = format!("sessions/{owner}");
-    if let (Some(one), Some(other)) = (remote_files(&prefix).await, remote_files(&prefix).await) {
-        let url = find_and_change((one, other), &owner).await["url"].clone();
-        let mut curl = std::process::Command::new("curl");
-        let content = curl.args(["-sf", url.as_str().unwrap()]).output().unwrap();
-        assert_eq!(content.stdout, b"<svg>2</svg>");
-    }
-}
-
-/// Makes a file in one session, finds and changes it in another one, and returns the changed file.
-async fn find_and_change((stored, stored_again): (Files, Files), owner: &str) -> Value {
-    let first = User::new(&stored, owner).await;
-    first
-        .python("open('/tmp/chart.svg', 'w').write('<svg>1</svg>')")
-        .await;
-    first.close().await;
-    let second = User::new(&stored_again, owner).await;
-    let listed = second.call("list_files", json!({})).await.unwrap();
-    assert_eq!(names(&listed), ["chart.svg"]);
-    let id = &listed["files"][0]["file_id"];
-    let loaded = second
-        .call("load_file", json!({ "file_id": id }))
-        .await
-        .unwrap();
-    assert_eq!(loaded["local_path"], "/tmp/chart.svg");
-    let code = "p = '/tmp/chart.svg'; t = open(p).read(); open(p, 'w').write(t.replace('1', '2')); print(t)";
-    let changed = second.python(code).await;
-    assert!(
-        changed["stdout"]
-            .as_str()
-            .unwrap()
-            .starts_with("<svg>1</svg>\n")
-    );
-    let changed = &changed["files"][0];
-    let id = &changed["file_id"];
-    let read = second
-        .call("read_document", json!({ "file_id": id }))
-        .await
-        .unwrap();
-    assert_eq!(read["content"], "<svg>2</svg>");
-    assert_eq!(
-        names(&second.call("list_files", json!({})).await.unwrap()).len(),
-        2
-    );
-    second.close().await;
-    changed.clone()
 }
 
 #[tokio::test]
@@ -305,6 +270,18 @@ async fn a_file_that_can_not_be_stored_is_a_warning() {
         (&result["success"], &result["warnings"]),
         (&json!(true), &json!([warning]))
     );
+    // A store that is gone is one, too, and does not say where it was.
+    std::fs::remove_dir_all(directory.path().join("objects")).unwrap();
+    std::fs::write(directory.path().join("objects"), "").unwrap();
+    let result = user
+        .python("open('/tmp/late', 'w').write('x'); print('ran')")
+        .await;
+    assert_eq!(
+        (&result["stdout"], names(&result).len()),
+        (&json!("ran\n"), 0)
+    );
+    let warning = "late was not stored: the file store failed";
+    assert_eq!(result["warnings"], json!([warning]));
     user.close().await;
 }
 
@@ -397,6 +374,18 @@ async fn shell_refuses_patterns_times_out_and_explains_the_network() {
     let offline = shell("curl -sS http://example.com", 20).await;
     let stderr = offline["stderr"].as_str().unwrap();
     assert!(stderr.contains("The sandbox has no network"), "{offline}");
+    let piped = shell("curl -sS http://example.com | wc -l", 20).await;
+    assert_eq!(
+        (&piped["success"], &piped["stdout"]),
+        (&json!(true), &json!("0\n"))
+    );
+    assert!(
+        piped["stderr"]
+            .as_str()
+            .unwrap()
+            .contains("The sandbox has no network"),
+        "{piped}"
+    );
 
     let tools = cantle_code_executor::tools_without_patterns(&user.files);
     let tool = tools
