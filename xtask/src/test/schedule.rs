@@ -116,7 +116,7 @@ pub fn jobs(
 pub fn run(jobs: Vec<Job>, report: &mut Report) -> Result<()> {
     let (alone, shared): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.runs_alone);
     // Most tests wait more than they compute.
-    let workers = thread::available_parallelism()?.get() * 2 + 1;
+    let workers = thread::available_parallelism()?.get() + 1;
     run_on(workers, shared, report)?;
     run_on(1, alone, report)
 }
