@@ -35,14 +35,15 @@ pub use workshop::Workshop;
 
 use crate::lane::Lane;
 
-/// The peers that are prepared while the tests are built.
-const NAMES: [&str; 14] = [
+/// All peers.
+const NAMES: [&str; 15] = [
     "aimock",
     "litellm",
     "llama",
     "stirrup",
     "busybox",
     "docker",
+    "static",
     "e2b",
     "matplotlib",
     "moto",
@@ -53,9 +54,6 @@ const NAMES: [&str; 14] = [
     "readers",
 ];
 
-/// The peer of [`Peers::add_static_program`].
-const STATIC_PROGRAM: &str = "static";
-
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
 pub struct Required(BTreeSet<String>);
 
@@ -65,16 +63,15 @@ impl Required {
     }
 
     fn parse(list: &str) -> Result<Required> {
-        let all = || NAMES.into_iter().chain([STATIC_PROGRAM]);
         let mut names = BTreeSet::new();
         for name in list.split(',').map(str::trim) {
             match name {
                 "" => {}
-                "all" => names.extend(all().map(str::to_owned)),
-                _ if all().any(|peer| peer == name) => drop(names.insert(name.to_owned())),
+                "all" => names.extend(NAMES.map(str::to_owned)),
+                _ if NAMES.contains(&name) => drop(names.insert(name.to_owned())),
                 _ => bail!(
                     "CANTLE_REQUIRE names {name:?}, which is no peer; there are {} and `all`",
-                    all().collect::<Vec<_>>().join(", ")
+                    NAMES.join(", ")
                 ),
             }
         }
@@ -129,13 +126,6 @@ impl Peers {
             .flat_map(|ready| ready.variables.iter().cloned())
     }
 
-    /// Builds the static `cantle`. That is a second build of the whole program, so it is a peer only of the tests that
-    /// need it.
-    pub fn add_static_program(&mut self, workshop: &Workshop, required: &Required) -> Result<()> {
-        let outcome = static_program::bring_up(workshop);
-        self.add(STATIC_PROGRAM, outcome, required)
-    }
-
     fn add(
         &mut self,
         name: &'static str,
@@ -174,6 +164,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             let busybox = busybox::bring_up(workshop);
             Ok((busybox, docker::bring_up(workshop)))
         });
+        let program = scope.spawn(|| static_program::bring_up(workshop));
         let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let moto = scope.spawn(|| moto::bring_up(workshop));
@@ -196,6 +187,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(stirrup),
             busybox,
             docker,
+            join(program),
             join(e2b),
             join(matplotlib),
             join(moto),

@@ -1,9 +1,8 @@
 //! `cargo xtask test`: every test of the workspace, with the real software it talks to.
 //!
 //! The peers are prepared while Cargo builds the tests; then the test programs run side by side
-//! ([`schedule`]) and their output is printed whole, one program after the other. One peer, the static
-//! `cantle`, is built while the tests run. Every process that is started here ends with this one (see
-//! [`crate::guard`]).
+//! ([`schedule`]) and their output is printed whole, one program after the other. Every process that
+//! is started here ends with this one (see [`crate::guard`]).
 //!
 //! There are two lanes: the quick lane runs every behaviour once, the full lane (`--full`) adds the long
 //! matrix and ten minutes of fuzzing. A test asks for its lane with `cantle_testkit::lane`, and a test
@@ -13,7 +12,6 @@ mod programs;
 mod report;
 mod schedule;
 
-use std::any::Any;
 use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
@@ -62,6 +60,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             shell::timed("peers", || peers::bring_up(&workshop, &required, lane))
         });
         let programs = shell::timed("building the tests", || programs::build(&cargo_args));
+        let panicked = |_| Err(anyhow!("bringing up the peers panicked"));
         (programs, peers.join().unwrap_or_else(panicked))
     });
     let programs = programs?;
@@ -76,20 +75,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let mut report = Report::default();
     let tested = shell::timed("running the tests", || {
         let jobs = schedule::jobs(&programs, &cargo_args, args.part, &environment)?;
-        let (mut late, jobs): (Vec<_>, Vec<_>) =
-            jobs.into_iter().partition(|job| job.needs_static_program);
-        thread::scope(|scope| {
-            let program = scope.spawn(|| match late.is_empty() || args.without_peers {
-                true => Ok(()),
-                false => peers.add_static_program(&workshop, &required),
-            });
-            schedule::run(jobs, &mut report)?;
-            program.join().unwrap_or_else(panicked)
-        })?;
-        for job in &mut late {
-            job.add_environment(peers.variables());
-        }
-        schedule::run(late, &mut report)
+        schedule::run(jobs, &mut report)
     });
     for peer in &peers.skipped {
         eprintln!("SKIPPED peer {peer} (the reason is above)");
@@ -107,10 +93,6 @@ pub fn run(args: &TestArgs) -> Result<()> {
         })?;
     }
     Ok(())
-}
-
-fn panicked<T>(_: Box<dyn Any + Send>) -> Result<T> {
-    Err(anyhow!("bringing up the peers panicked"))
 }
 
 /// One of several shares of the tests.

@@ -34,15 +34,11 @@ const LONGEST: &[(&str, &str)] = &[
     ("cantle-backends-docker", "relay"),
 ];
 
-/// The program whose peer, a static `cantle`, is built while the others run.
-const WITH_STATIC_PROGRAM: (&str, &str) = ("cantle-cli", "static_binary");
-
 /// One command to run, and what to call it.
 pub struct Job {
     title: String,
     command: Command,
     runs_alone: bool,
-    pub needs_static_program: bool,
     rank: usize,
 }
 
@@ -85,7 +81,6 @@ pub fn jobs(
             title: format!("{} {}", program.package, program.target),
             command,
             runs_alone: ALONE.contains(&key),
-            needs_static_program: key == WITH_STATIC_PROGRAM,
             rank: rank.unwrap_or(LONGEST.len()),
         });
     }
@@ -101,7 +96,6 @@ pub fn jobs(
             title: "documentation".to_owned(),
             command: cargo,
             runs_alone: false,
-            needs_static_program: false,
             rank: 0,
         });
     }
@@ -146,11 +140,6 @@ fn run_on(workers: usize, jobs: Vec<Job>, report: &mut Report) -> Result<()> {
 }
 
 impl Job {
-    /// Adds variables to the environment.
-    pub fn add_environment(&mut self, variables: impl Iterator<Item = (&'static str, String)>) {
-        self.command.envs(variables);
-    }
-
     /// Returns everything that the command wrote, and whether it succeeded.
     fn run(&self) -> Result<(String, bool)> {
         let output = tempfile::NamedTempFile::new()?;
