@@ -152,6 +152,7 @@ faults! {
             no_command_starts_behind_an_escaping_link, a_write_of_another_size_fails,
             a_removed_working_directory_is_detected, download_gives_the_file_with_its_mode,
             a_name_that_is_too_long_is_refused, a_failed_copy_leaves_nothing,
+            a_port_without_a_server_is_reported, connections_are_bounded,
         ],
         ReportsNoDuration => [the_duration_covers_the_command],
         UsesPipesForTerminals => [a_terminal_has_the_requested_size],
@@ -304,10 +305,13 @@ faults! {
         RemovesByPath => [a_tree_deeper_than_any_path_is_removed],
     }
     faults_of_life_and_policy_are_found: concurrently {
+        LosesConnections => [a_connection_reaches_a_server],
+        AllowsAnyNumberOfConnections => [connections_are_bounded],
         SharesOneDirectory => [two_sandboxes_share_nothing, closing_removes_the_files],
         ReusesIds => [sandbox_info_is_complete],
         WorksAfterClose => [
             a_closed_sandbox_reports_closed, a_copy_to_or_from_a_closed_sandbox_is_refused,
+            connections_end_with_the_sandbox,
         ],
         ClosesOnce => [closing_twice_is_a_no_op],
         LeavesFiles => [

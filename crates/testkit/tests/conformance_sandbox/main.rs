@@ -113,7 +113,7 @@ const READ_ONLY: [&str; 4] = [
 ];
 
 /// Cases about features that a backend may lack.
-const OPTIONAL: [&str; 19] = [
+const OPTIONAL: [&str; 23] = [
     "a_process_id_matches_the_command",
     "a_signal_reaches_the_command",
     "unread_output_does_not_delay_signals",
@@ -133,6 +133,10 @@ const OPTIONAL: [&str; 19] = [
     "a_kept_sandbox_that_is_closed_is_gone",
     "a_handle_is_text_without_secrets",
     "a_handle_of_an_unknown_sandbox_is_gone",
+    "a_connection_reaches_a_server",
+    "a_port_without_a_server_is_reported",
+    "connections_are_bounded",
+    "connections_end_with_the_sandbox",
 ];
 
 /// Cases that need [`SandboxOptions::killed_by`].

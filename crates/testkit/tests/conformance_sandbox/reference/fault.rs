@@ -67,6 +67,9 @@ pub(crate) enum Fault {
     DecodesNamesAsText,
     ListsUnsorted,
     CreatesNoParents,
+    // Connections
+    LosesConnections,
+    AllowsAnyNumberOfConnections,
     // Life and policy
     SharesOneDirectory,
     ReusesIds,

@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
-    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, Connection, Connections, FileInfo, Process, Sandbox, SandboxError,
+    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
 };
 use cantle_core::secret::SecretText;
 use futures_util::{StreamExt as _, stream};
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
 
@@ -29,6 +31,7 @@ pub(super) struct Local {
     pub(super) environment: BTreeMap<String, SecretText>,
     pub(super) wall_time: Option<std::time::Duration>,
     pub(super) root: PathBuf,
+    connections: Connections,
     closed: AtomicBool,
     /// Token of the persisted handle.
     handle: Mutex<Option<String>>,
@@ -51,6 +54,7 @@ impl Local {
             environment: policy.environment,
             wall_time: policy.limits.wall_time,
             root,
+            connections: Connections::default(),
             closed: AtomicBool::new(false),
             handle: Mutex::default(),
             own: Mutex::new(Some(own)),
@@ -184,6 +188,26 @@ impl Sandbox for Local {
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.must_be_open()?;
         self.with_fault(self.files.rename(from, to))
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.must_be_open()?;
+        if self.state.minimal {
+            return Err(SandboxError::unsupported("nothing is connected to here"));
+        }
+        let connecting = async {
+            let connected = TcpStream::connect(("127.0.0.1", port)).await;
+            connected.map_err(|error| SandboxError::connect_failed(port, &error))
+        };
+        let connections = match self.has(Fault::AllowsAnyNumberOfConnections) {
+            true => Connections::default(),
+            false => self.connections.clone(),
+        };
+        let mut connected = connections.open(connecting).await;
+        if let (Ok(connection), true) = (&mut connected, self.has(Fault::LosesConnections)) {
+            let _ = connection.shutdown().await;
+        }
+        self.with_fault(connected)
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
