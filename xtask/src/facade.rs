@@ -1,4 +1,4 @@
-//! The facade crate contains only re-exports.
+//! The facade crate contains only re-exports, and the default tools: no other crate has them all.
 
 use anyhow::{Context, Result};
 use syn::{Attribute, Item, Meta};
@@ -35,6 +35,7 @@ fn other_items(items: &[Item]) -> Vec<String> {
             Item::Struct(item) if item.attrs.iter().any(is_for_doctests) => {}
             Item::Struct(item) => extra.push(format!("struct {}", item.ident)),
             Item::Enum(item) => extra.push(format!("enum {}", item.ident)),
+            Item::Fn(item) if item.sig.ident == "default_tools" => {}
             Item::Fn(item) => extra.push(format!("fn {}", item.sig.ident)),
             Item::Trait(item) => extra.push(format!("trait {}", item.ident)),
             Item::Type(item) => extra.push(format!("type {}", item.ident)),
@@ -61,11 +62,12 @@ mod tests {
     }
 
     #[test]
-    fn reexports_and_doctest_structs_are_allowed() {
+    fn reexports_doctest_structs_and_default_tools_are_allowed() {
         let source = "//! Docs.\n\
                       pub use cantle_core::*;\n\
                       #[cfg(feature = \"agent\")]\n\
                       pub mod agent { pub use cantle_agent::{Agent, Session}; }\n\
+                      pub fn default_tools() -> (CodeExec, WebTools) {}\n\
                       #[doc = \"\"] #[cfg(doctest)] struct Readme;\n";
         assert_eq!(extra(source), [""; 0]);
     }

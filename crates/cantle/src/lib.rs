@@ -1,7 +1,7 @@
 //! Language-model agents that work by executing code.
 //!
 //! This crate re-exports the crates that an application with agents needs, and contains no code of its
-//! own. An extension crate (a backend, a client, a tool) depends on `cantle-core` alone, which is
+//! own but the choice of default tools. An extension crate (a backend, a client, a tool) depends on `cantle-core` alone, which is
 //! [`core`] here.
 //!
 //! ```no_run
@@ -37,6 +37,7 @@
 //! | `backend-docker` | `backends::docker`: commands in containers of a Docker engine | no |
 //! | `backend-local` | [`backends::local`]: commands on this machine | yes |
 //! | `backend-remote` | `backends::remote`: commands in sandboxes of an E2B-compatible service | no |
+//! | `browser` | `browser`: Chromium in the sandbox | no |
 //! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
 //! | `client-replay` | `clients::replay`: recorded turns in place of a model | no |
@@ -90,6 +91,31 @@ pub mod backends {
     pub use cantle_backends_local as local;
     #[cfg(feature = "backend-remote")]
     pub use cantle_backends_remote as remote;
+}
+
+/// Returns the tools that most agents have: `code_exec` with sandboxes on this machine, and `fetch_web_page`.
+///
+/// `web_search` is there only with a search service and its key.
+///
+/// ```no_run
+/// # fn agent(client: cantle::clients::chat::ChatClient, key: String) -> Result<(), Box<dyn std::error::Error>> {
+/// use cantle::agent::Agent;
+/// use cantle::tools::Finish;
+/// use cantle::web::SearchService;
+///
+/// let (commands, web) = cantle::default_tools();
+/// let agent = Agent::builder("helper", client)
+///     .provider(commands)
+///     .provider(web.search(SearchService::brave(key)))
+///     .finish(Finish)
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(all(feature = "backend-local", feature = "tools", feature = "web"))]
+pub fn default_tools() -> (tools::CodeExec, web::WebTools) {
+    let backend = backends::local::LocalBackend::new();
+    (tools::CodeExec::new(backend), web::WebTools::new())
 }
 
 /// Compiles the Rust code in the guides.

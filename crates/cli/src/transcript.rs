@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::display::{CommandResult, isolation, status_text};
 use crate::text::{clean, count, dollars, duration, one_line, plural, size, tokens};
+use crate::web;
 
 /// Formats the events of a run and its sub-agents.
 ///
@@ -116,12 +117,15 @@ impl Transcript {
             _ => self.heading("Start"),
         }
         self.note(&format!("Model: {}", code(model)));
-        let tools: Vec<_> = tools.iter().map(|tool| code(tool)).collect();
         if !tools.is_empty() {
+            let tools: Vec<_> = tools.iter().map(|tool| code(tool)).collect();
             self.note(&format!("Tools: {}", tools.join(", ")));
         }
         if let Some(info) = sandbox {
             self.note(&format!("Sandbox: {}", isolation(info)));
+        }
+        if let Some(notice) = web::notice(tools) {
+            self.note(notice);
         }
         self.note("Task:");
         self.quote(task);

@@ -5,11 +5,22 @@ use async_trait::async_trait;
 use cantle::core::content::ImageLimits;
 use cantle::core::policy::{HostPattern, Network, Policy};
 use cantle::web::{SearchHit, SearchProvider, SearchService, WebError, WebErrorKind, WebTools};
+use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::environment::variable;
 use crate::settings::{Search, Settings};
+
+/// Tells the user of a run with web tools that data can leave.
+const NOTICE: &str = "The model can read web pages, from this machine and not from the sandbox: what it sends in URLs \
+                      and queries leaves this machine.";
+
+/// Returns the notice for the reader of a run that had these tools.
+pub(crate) fn notice(tools: &[String]) -> Option<&'static str> {
+    let is_web = |name: &String| matches!(name.as_str(), "fetch_web_page" | "web_search");
+    tools.iter().any(is_web).then_some(NOTICE)
+}
 
 /// Which web tools a run has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -32,10 +43,7 @@ impl WebOffer {
 
     /// Returns a notice for the user of a run that has the tools.
     pub(crate) fn notice(self) -> Option<&'static str> {
-        (self != Self::None).then_some(
-            "The model can read web pages, from this machine and not from the sandbox: what it sends in URLs and queries \
-             leaves this machine.",
-        )
+        (self != Self::None).then_some(NOTICE)
     }
 
     /// Returns the tools, which reach the hosts of the policy if it lists hosts, and nothing in a replay.
@@ -95,14 +103,25 @@ fn allowed_service(
     Ok(service)
 }
 
-/// Returns a search service with its key from the environment, and its address.
-fn service(search: Search) -> anyhow::Result<(SearchService, Url)> {
-    let name = match search {
+/// Returns the variable of a service's key or address.
+fn variable_of(search: Search) -> &'static str {
+    match search {
         Search::Brave => "BRAVE_API_KEY",
         Search::Tavily => "TAVILY_API_KEY",
         Search::Exa => "EXA_API_KEY",
         Search::Searxng => "SEARXNG_URL",
-    };
+    }
+}
+
+/// Returns the variables of all search services, and whether each is set.
+pub(crate) fn service_variables() -> impl Iterator<Item = (&'static str, bool)> {
+    let names = Search::value_variants().iter().copied().map(variable_of);
+    names.map(|name| (name, variable(name).is_some()))
+}
+
+/// Returns a search service with its key from the environment, and its address.
+fn service(search: Search) -> anyhow::Result<(SearchService, Url)> {
+    let name = variable_of(search);
     let value =
         variable(name).with_context(|| format!("--search needs {name} in the environment"))?;
     let service = match search {

@@ -24,6 +24,7 @@ use super::{FilePatch, RunRecord, chart};
 use crate::display::{isolation, status_text};
 use crate::text::{count, dollars, duration, one_line, plural, size};
 use crate::transcript::answer;
+use crate::web;
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
@@ -123,16 +124,17 @@ impl Summary<'_> {
             heading(&run.task),
         );
         for event in self.record.events.iter().take(1) {
-            if let EventKind::RunStarted {
-                sandbox: Some(info),
-                ..
-            } = &event.kind
+            let EventKind::RunStarted { sandbox, tools, .. } = &event.kind else {
+                continue;
+            };
+            let sandbox = sandbox
+                .as_ref()
+                .map(|info| format!("Sandbox: {}", isolation(info)));
+            for line in sandbox
+                .into_iter()
+                .chain(web::notice(tools).map(str::to_owned))
             {
-                let _ = write!(
-                    html,
-                    "<p class=\"muted\">Sandbox: {}</p>",
-                    escaped(&isolation(info))
-                );
+                let _ = write!(html, "<p class=\"muted\">{}</p>", escaped(&line));
             }
         }
         html.push_str("</header>");

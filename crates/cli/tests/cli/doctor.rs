@@ -55,6 +55,7 @@ async fn report_agrees_with_exec() {
         "Python",
         "Docker",
         "keys",
+        "web tools",
         "disk",
     ];
     assert_eq!(names, expected);

@@ -67,6 +67,15 @@ async fn a_model_searches_and_reads_pages_if_the_user_says_so() {
     // A page on this machine is none of the public internet.
     assert!(results.contains("not public"), "{results}");
 
+    // Those who read the report know it, too.
+    for format in ["markdown", "html"] {
+        let shown = ["runs", "show", "last", "--format", format, "-o", "report"];
+        let exited = env.run(shown).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let report = env.read("report");
+        assert!(report.contains("leaves this machine"), "{report}");
+    }
+
     // A replay reaches nothing.
     searxng.abort();
     let replayed = env.run(["run", "Search", "--replay", "calls"]).await;

@@ -17,6 +17,7 @@ use crate::backend;
 use crate::environment::variable;
 use crate::provider::Provider;
 use crate::text::{one_line, size};
+use crate::web::service_variables;
 
 /// Maximum duration of one check.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -150,6 +151,23 @@ pub(super) fn keys() -> Check {
         );
     }
     Check::ok(NAME, format!("{} set", set.join(", ")))
+}
+
+/// Checks which search services have a key, and says where the web tools act.
+pub(super) fn web() -> Check {
+    let (set, unset): (Vec<_>, Vec<_>) = service_variables().partition(|(_, is_set)| *is_set);
+    let names = |list: Vec<(&str, bool)>| {
+        let names: Vec<_> = list.into_iter().map(|(name, _)| name).collect();
+        names.join(", ")
+    };
+    let found = match set.is_empty() {
+        true => format!("fetch_web_page; web_search needs one of {}", names(unset)),
+        false => format!("fetch_web_page, web_search ({} set)", names(set)),
+    };
+    Check::ok("web tools", found).with_consequence(
+        "off unless --tools web or --search; then data can leave through them: they act on this machine, outside of the \
+         sandbox, on the hosts of --allow-host (all public ones without it) except those of --deny-host",
+    )
 }
 
 /// Checks the disk space for sandboxes.

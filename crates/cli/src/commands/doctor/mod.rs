@@ -62,6 +62,7 @@ async fn examine() -> Report {
     checks.push(machine::python(&backend).await);
     checks.push(machine::docker().await);
     checks.push(machine::keys());
+    checks.push(machine::web());
     checks.push(machine::disk());
     Report {
         version: 1,
