@@ -1,11 +1,10 @@
 //! A static BusyBox, for a root directory in which there is nothing else.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Ready, Workshop};
+use super::{Ready, Workshop, system};
 use crate::{elf, shell};
 
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
@@ -25,21 +24,7 @@ pub fn program(workshop: &Workshop) -> Result<PathBuf> {
 }
 
 fn debian(workshop: &Workshop) -> Result<PathBuf> {
-    let directory = workshop.cached("busybox", "busybox-static", |directory| {
-        let mut download = Command::new("apt-get");
-        download
-            .args(["download", "--quiet", "busybox-static"])
-            .current_dir(directory);
-        workshop.step("busybox", &download)?;
-        let package = std::fs::read_dir(directory)?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("apt-get downloaded nothing")?;
-        let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("--extract").arg(package).arg(directory);
-        workshop.step("busybox", &unpack)
-    })?;
+    let directory = system::unpacked(workshop, "busybox", &["busybox-static"])?;
     // Where it is depends on the release: /bin before the merge, /usr/bin after.
     ["bin/busybox", "usr/bin/busybox"]
         .map(|path| directory.join(path))

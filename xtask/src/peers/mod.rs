@@ -9,6 +9,7 @@ mod busybox;
 mod chromium;
 mod docker;
 mod e2b;
+mod extractors;
 mod index;
 mod litellm;
 mod llama;
@@ -36,7 +37,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "aimock",
     "litellm",
     "llama",
@@ -52,6 +53,7 @@ const NAMES: [&str; 15] = [
     "index",
     "chromium",
     "readers",
+    "extractors",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -172,6 +174,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let mcp = scope.spawn(|| mcp::bring_up(workshop));
         let index = scope.spawn(|| index::bring_up(workshop));
         let readers = scope.spawn(|| readers::bring_up(workshop, lane));
+        let extractors = scope.spawn(|| extractors::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -196,6 +199,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(index),
             chromium::bring_up(),
             join(readers),
+            join(extractors),
         ])
     })?;
 
@@ -241,6 +245,7 @@ mod tests {
                 "chromium",
                 "docker",
                 "e2b",
+                "extractors",
                 "index",
                 "litellm",
                 "llama",

@@ -1,8 +1,12 @@
 //! Debian packages that peers and tests need. Installed only by root and only where missing.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
+use anyhow::{Result, ensure};
+
+use super::Workshop;
 use super::python::Python;
 use crate::shell;
 
@@ -58,6 +62,31 @@ pub fn install_missing() {
     if let Err(error) = done {
         eprintln!("xtask: {error:#}");
     }
+}
+
+/// Returns a directory with the files of packages, which are not installed.
+pub fn unpacked(workshop: &Workshop, peer: &str, packages: &[&str]) -> Result<PathBuf> {
+    workshop.cached(peer, &packages.join(" "), |directory| {
+        let mut download = Command::new("apt-get");
+        download
+            .args(["download", "--quiet"])
+            .args(packages)
+            .current_dir(directory);
+        workshop.step(peer, &download)?;
+        let files = fs::read_dir(directory)?.flatten().map(|entry| entry.path());
+        let is_package = |path: &PathBuf| path.extension().is_some_and(|it| it == "deb");
+        let downloaded: Vec<_> = files.filter(is_package).collect();
+        ensure!(
+            downloaded.len() == packages.len(),
+            "apt-get downloaded {downloaded:?}"
+        );
+        for package in downloaded {
+            let mut unpack = Command::new("dpkg-deb");
+            unpack.arg("--extract").arg(package).arg(directory);
+            workshop.step(peer, &unpack)?;
+        }
+        Ok(())
+    })
 }
 
 /// Reports whether apt has package lists: images have none, and `apt-get download` needs them.
