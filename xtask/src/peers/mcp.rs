@@ -1,19 +1,21 @@
-//! The MCP project's test server, server-everything, and its conformance suite.
+//! The MCP project's test server, server-everything, and its conformance suite; in the full lane also Playwright's server.
 
 use anyhow::{Context, Result, bail};
 
 use super::aimock::{NODE, node_version};
 use super::workshop::npm_install;
 use super::{Ready, Workshop};
+use crate::lane::Lane;
 use crate::shell;
 
 const EVERYTHING: &str = "@modelcontextprotocol/server-everything@2026.8.31";
 const CONFORMANCE: &str = "@modelcontextprotocol/conformance@0.2.0-alpha.12";
+const PLAYWRIGHT: &str = "@playwright/mcp@0.0.83";
 /// The oldest Node.js that the suite supports.
 const MINIMUM: (u32, u32) = (22, 0);
 
-/// Installs both. Tests start them.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+/// Installs them. Tests start them.
+pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
     if shell::probe("npm", &["--version"]).is_none() {
         bail!("there is no npm");
@@ -31,12 +33,23 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         false => "node".to_owned(),
     };
     let program = |name: &str| modules.join(".bin").join(name).display().to_string();
-    Ok(Ready::with([
+    let mut ready = Ready::with([
         (
             "CANTLE_TEST_MCP_EVERYTHING",
             program("mcp-server-everything"),
         ),
         ("CANTLE_TEST_MCP_CONFORMANCE", program("conformance")),
         ("CANTLE_TEST_MCP_NODE", node),
-    ]))
+    ]);
+    if lane == Lane::Full {
+        let playwright = workshop.cached("playwright", PLAYWRIGHT, |directory| {
+            workshop.step("playwright", npm_install(directory).arg(PLAYWRIGHT))
+        })?;
+        let program = playwright.join("node_modules/.bin/playwright-mcp");
+        let program = program.display().to_string();
+        ready
+            .variables
+            .push(("CANTLE_TEST_MCP_PLAYWRIGHT", program));
+    }
+    Ok(ready)
 }

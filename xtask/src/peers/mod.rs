@@ -171,7 +171,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let moto = scope.spawn(|| moto::bring_up(workshop));
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
-        let mcp = scope.spawn(|| mcp::bring_up(workshop));
+        let mcp = scope.spawn(|| mcp::bring_up(workshop, lane));
         let index = scope.spawn(|| index::bring_up(workshop));
         let readers = scope.spawn(|| readers::bring_up(workshop, lane));
         let extractors = scope.spawn(|| extractors::bring_up(workshop, lane));

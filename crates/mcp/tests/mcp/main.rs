@@ -12,6 +12,7 @@ mod conformance;
 mod hostile;
 mod http;
 mod peer;
+mod playwright;
 mod server;
 mod stdio;
 
