@@ -2,7 +2,7 @@
 
 use std::io::{self, Stderr, Write};
 
-use cantle_core::escape::{for_decision, for_display};
+use cantle_core::escape::{for_decision, for_display, shorten};
 use cantle_core::event::{Event, EventKind, RunStatus};
 
 use crate::run::{Outcome, Run};
@@ -164,8 +164,5 @@ fn status_name(status: RunStatus) -> &'static str {
 /// Returns the start of a text on one line.
 fn one_line(text: &str) -> String {
     let line = for_decision(&text.split_whitespace().collect::<Vec<_>>().join(" "));
-    match line.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
-        None => line,
-    }
+    shorten(&line, MAX_CHARS)
 }

@@ -30,7 +30,6 @@ pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &Model
     }
 }
 
-/// The event of a call that starts.
 pub(crate) fn history_summarized(replaced: usize, text: String, call: &ModelCall) -> EventKind {
     EventKind::HistorySummarized {
         replaced,
@@ -40,6 +39,7 @@ pub(crate) fn history_summarized(replaced: usize, text: String, call: &ModelCall
     }
 }
 
+/// The event of a call that starts.
 pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
     EventKind::ToolStarted {
         call_id: call.id.clone(),
@@ -100,9 +100,7 @@ impl RunStore {
         JournalEvents::read(self, origin, &mut events)?;
         Ok(events)
     }
-}
 
-impl RunStore {
     /// Returns the conversation of a run as it is now, for [`SessionOptions::history`](crate::SessionOptions::history).
     /// Blocks.
     ///

@@ -11,6 +11,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use cantle_core::escape::shorten;
+
 use self::front_matter::FrontMatter;
 
 /// Maximum number of listed skills.
@@ -170,10 +172,7 @@ fn skill(root: &Path, directory: &str) -> Result<Option<Skill>, String> {
 
 fn one_line(text: &str, chars: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
-        None => line,
-    }
+    shorten(&line, chars)
 }
 
 /// The error of an unreadable directory of skills.

@@ -1,5 +1,6 @@
 //! Why a call fails.
 
+use cantle_core::escape::shorten;
 use cantle_core::sandbox::SandboxError;
 
 /// Why a call fails.
@@ -31,10 +32,5 @@ impl From<SandboxError> for Failure {
 
 /// Cuts text of a page or the browser after a number of characters, and replaces line ends and control characters.
 pub(crate) fn clip(text: &str, chars: usize) -> String {
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    let mut clipped: String = text.chars().take(chars).map(clean).collect();
-    if text.chars().nth(chars).is_some() {
-        clipped.push('…');
-    }
-    clipped
+    shorten(text, chars).replace(char::is_control, " ")
 }

@@ -36,6 +36,21 @@ pub fn for_display(text: &str) -> String {
     escape(text, true)
 }
 
+/// Returns the first `max_chars` characters of a text, followed by `…` if it is longer.
+///
+/// ```
+/// use cantle_core::escape::shorten;
+///
+/// assert_eq!(shorten("größer", 3), "grö…");
+/// assert_eq!(shorten("größer", 6), "größer");
+/// ```
+pub fn shorten(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
 fn escape(text: &str, is_prose: bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     let mut chars = text.chars();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::escape::shorten;
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Access, Policy};
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
@@ -22,7 +23,7 @@ use tokio::time::timeout;
 use crate::config::{HttpServer, McpServer, Place, StdioServer, Transport};
 use crate::handler::Handler;
 use crate::http;
-use crate::limits::{MAX_ERROR_CHARS, MAX_LISTED_TOOLS, MAX_PAGES, clip};
+use crate::limits::{MAX_ERROR_CHARS, MAX_LISTED_TOOLS, MAX_PAGES};
 use crate::result;
 use crate::stdio::Child;
 
@@ -297,7 +298,7 @@ impl Server {
         let problem = match timeout(self.config.connect_timeout, served).await {
             Ok(Ok(service)) => return Ok(Live { service, child }),
             Ok(Err(ClientInitializeError::JsonRpcError(error))) => {
-                let message = clip(&error.message, MAX_ERROR_CHARS);
+                let message = shorten(&error.message, MAX_ERROR_CHARS);
                 let problem = format!("refused the connection: {message}");
                 return Err(ConnectError::Refused(problem));
             }
@@ -311,7 +312,7 @@ impl Server {
                 | ClientInitializeError::ConnectionClosed(_),
             )) => "ended the connection before it answered".to_owned(),
             Ok(Err(error)) => {
-                let error = clip(&error.to_string(), MAX_ERROR_CHARS);
+                let error = shorten(&error.to_string(), MAX_ERROR_CHARS);
                 let problem = format!("answered against the protocol: {error}");
                 return Err(ConnectError::Refused(problem));
             }
@@ -421,7 +422,7 @@ async fn list_tools(live: &Live) -> Result<Vec<Tool>, String> {
 fn call_error(error: &ServiceError) -> CallError {
     match error {
         ServiceError::McpError(error) => {
-            let message = clip(&error.message, MAX_ERROR_CHARS);
+            let message = shorten(&error.message, MAX_ERROR_CHARS);
             CallError::Refused(format!("error {}: {message}", error.code.0))
         }
         ServiceError::TransportSend(error) => {

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cantle_core::escape::shorten;
 use cantle_core::tool::{DynTool, ToolOutput};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-
-use crate::limits::clip;
 
 const SEARCH: &str = "mcp_search";
 const CALL: &str = "mcp_call";
@@ -108,8 +107,8 @@ fn describe(found: &[&DynTool], total: usize) -> String {
         format!(
             "\n\n{}: {}\nParameters: {}",
             spec.name(),
-            clip(spec.description(), MAX_FOUND_CHARS),
-            clip(&spec.parameters().to_string(), MAX_FOUND_CHARS)
+            shorten(spec.description(), MAX_FOUND_CHARS),
+            shorten(&spec.parameters().to_string(), MAX_FOUND_CHARS)
         )
     };
     let entries: String = found.iter().map(entry).collect();

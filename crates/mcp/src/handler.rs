@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cantle_core::escape::for_display;
+use cantle_core::escape::{for_display, shorten};
 use cantle_core::tool::{Answer, Question, ToolContext, ToolError};
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
@@ -13,7 +13,7 @@ use rmcp::{ClientHandler, model::ElicitationCapability};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use crate::limits::{MAX_PROGRESS_CHARS, MAX_QUESTIONS, clip};
+use crate::limits::{MAX_PROGRESS_CHARS, MAX_QUESTIONS};
 
 /// The client's side of a connection.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ fn question_for(cx: &ToolContext, server: &str, name: &str, field: &Value) -> Qu
     if let Some(description) = text("description") {
         shown = format!("{shown} ({})", for_display(description));
     }
-    let shown = clip(&shown, 1_000);
+    let shown = shorten(&shown, 1_000);
     let id = cx.question_id();
     let choices = choices(field);
     let question = match text("type") {
@@ -162,7 +162,7 @@ impl ClientHandler for Handler {
             total.unwrap_or_default(),
             progress.message.unwrap_or_default()
         );
-        let line = clip(&for_display(line.trim_end()), MAX_PROGRESS_CHARS);
+        let line = shorten(&for_display(line.trim_end()), MAX_PROGRESS_CHARS);
         if let Some(call) = &*self.call() {
             call.cx.progress.output(&format!("{line}\n"));
         }
@@ -198,7 +198,7 @@ impl ClientHandler for Handler {
         if !cx.user.is_available() || self.asking.send_replace(true) {
             return declined;
         }
-        let message = clip(&message, 2_000);
+        let message = shorten(&message, 2_000);
         let answered = tokio::select! {
             answered = self.ask(&cx, &message, &schema) => answered,
             () = context.ct.cancelled() => Ok(None),

@@ -25,11 +25,3 @@ pub(crate) const MAX_QUESTIONS: usize = 16;
 pub(crate) const MAX_SERVED_CALLS: usize = 16;
 /// Maximum number of sessions of a principal over HTTP.
 pub(crate) const MAX_SERVED_SESSIONS: usize = 64;
-
-/// Returns the beginning of a text.
-pub(crate) fn clip(text: &str, max_chars: usize) -> String {
-    match text.char_indices().nth(max_chars) {
-        None => text.to_owned(),
-        Some(_) => text.chars().take(max_chars).chain(['…']).collect(),
-    }
-}

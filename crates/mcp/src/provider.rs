@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_core::escape::shorten;
 use cantle_core::sandbox::{Backend, Sandbox};
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Requirements, ToolError, ToolProvider, ToolSet, ToolSpec,
@@ -16,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::config::McpServer;
 use crate::connection::{Server, Surroundings};
 use crate::deferred::{defer, spec_bytes};
-use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS, clip};
+use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
 use crate::names::{check_server_name, tool_name};
 
 /// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.
@@ -184,7 +185,7 @@ fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, St
             .get("type")
             .is_some_and(|it| it != "object")
         {
-            let name = clip(&tool.name, 64);
+            let name = shorten(&tool.name, 64);
             return Err(format!(
                 "has a tool `{name}` whose parameters are no object"
             ));
@@ -209,10 +210,10 @@ fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, St
 fn dyn_tool(server: &Arc<Server>, tool: &Tool, schema: Value) -> DynTool {
     let name = tool.name.to_string();
     let description = match tool.description.as_deref().map(str::trim) {
-        Some(text) if !text.is_empty() => clip(text, MAX_DESCRIPTION_CHARS),
+        Some(text) if !text.is_empty() => shorten(text, MAX_DESCRIPTION_CHARS),
         _ => format!(
             "Tool `{}` of the MCP server `{}`.",
-            clip(&name, 64),
+            shorten(&name, 64),
             server.config.name
         ),
     };

@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use cantle_core::content::{Content, Part};
+use cantle_core::escape::shorten;
 use cantle_core::ids::RunId;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use futures_util::FutureExt as _;
@@ -20,7 +21,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS, clip};
+use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS};
 
 /// Serves tools over standard input and output until the input ends or `cancellation` is cancelled. Calls that then run
 /// have a few seconds to end.
@@ -39,7 +40,7 @@ pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -
         }
         Err(error) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            clip(&error.to_string(), MAX_ERROR_CHARS),
+            shorten(&error.to_string(), MAX_ERROR_CHARS),
         )),
     }
 }
@@ -136,7 +137,7 @@ impl ServerHandler for ToolServer {
     ) -> Result<CallToolResponse, ErrorData> {
         let mut tools = self.tools(&cx).iter();
         let Some(tool) = tools.find(|tool| tool.name() == request.name) else {
-            let name = clip(&request.name, 100);
+            let name = shorten(&request.name, 100);
             let message = format!("there is no tool `{name}`");
             return Err(ErrorData::invalid_params(message, None));
         };

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cantle_core::escape::shorten;
 use cantle_core::sandbox::{
     Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
     SandboxErrorKind, Signal, SpawnRequest, Stdin,
@@ -23,7 +24,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::timeout;
 
 use crate::config::StdioServer;
-use crate::limits::{MAX_MESSAGE_BYTES, clip};
+use crate::limits::MAX_MESSAGE_BYTES;
 
 /// Bytes of the server's standard error that are kept for errors.
 const STDERR_BYTES: usize = 2_000;
@@ -253,7 +254,10 @@ fn parse(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
     };
     let answer: Answer = serde_json::from_slice(line).ok()?;
     answer.result.or(answer.error)?;
-    let message = format!("the answer is malformed: {}", clip(&error.to_string(), 200));
+    let message = format!(
+        "the answer is malformed: {}",
+        shorten(&error.to_string(), 200)
+    );
     let error = ErrorData::internal_error(message, None);
     Some(ServerJsonRpcMessage::error(error, Some(answer.id)))
 }

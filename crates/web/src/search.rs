@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use cantle_core::escape::shorten;
 use cantle_core::metadata::Metadata;
 use cantle_core::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use schemars::JsonSchema;
@@ -186,9 +187,9 @@ fn render(hits: &[SearchHit]) -> (ToolOutput, usize) {
     {
         let result = format!(
             "<result>\n<title>{}</title>\n<url>{}</url>\n<description>{}</description>\n</result>\n",
-            escape(&cut(&hit.title, MAX_TITLE_CHARS)),
+            escape(&shorten(&hit.title, MAX_TITLE_CHARS)),
             escape(&hit.url),
-            escape(&cut(&hit.description, MAX_DESCRIPTION_CHARS)),
+            escape(&shorten(&hit.description, MAX_DESCRIPTION_CHARS)),
         );
         if text.len() + result.len() > MAX_BYTES {
             break;
@@ -204,15 +205,6 @@ fn render(hits: &[SearchHit]) -> (ToolOutput, usize) {
     }
     text.push_str("</results>");
     (ToolOutput::text(text), shown)
-}
-
-fn cut(text: &str, limit: usize) -> String {
-    let mut chars = text.chars();
-    let mut kept: String = chars.by_ref().take(limit).collect();
-    if chars.next().is_some() {
-        kept.push('…');
-    }
-    kept
 }
 
 fn failure(error: &str) -> ToolOutput {

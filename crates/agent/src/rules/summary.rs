@@ -49,14 +49,10 @@ pub(super) fn reminder(files: &[String], finish_tools: &[String]) -> Message {
         }
         text.push('\n');
     }
-    let tools: Vec<_> = finish_tools
-        .iter()
-        .map(|name| format!("`{name}`"))
-        .collect();
     let _ = write!(
         text,
-        " When the task is done, finish it by calling {}.",
-        tools.join(" or ")
+        " When the task is done, finish it by calling `{}`.",
+        finish_tools.join("` or `")
     );
     Message::user(text)
 }

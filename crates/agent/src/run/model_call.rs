@@ -410,10 +410,10 @@ impl Driver {
 
     /// Lists the sandbox's working directory.
     async fn list_files(&self) -> Vec<String> {
-        let sandbox = self.resources.sandbox.as_ref();
-        let (Some(sandbox), Ok(directory)) = (sandbox, SandboxPath::new(".")) else {
+        let Some(sandbox) = &self.resources.sandbox else {
             return Vec::new();
         };
+        let directory = SandboxPath::working_directory();
         // A failure does not justify the loss of a summary.
         let listed = tokio::time::timeout(LIST_DEADLINE, sandbox.list(&directory)).await;
         let files = listed.ok().and_then(Result::ok).unwrap_or_default();

@@ -5,11 +5,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, Part};
 use cantle_core::event::Finish;
 use cantle_core::message::ToolCall;
-use cantle_core::sandbox::{Sandbox, SandboxPath, WriteOptions};
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use futures_util::FutureExt as _;
 use serde_json::Value;
@@ -291,11 +290,7 @@ async fn save_result(text: String, sandbox: &dyn Sandbox) -> String {
     let Ok(path) = SandboxPath::new(path) else {
         return String::new();
     };
-    let data = futures_util::stream::iter([Ok(Bytes::from(text))]);
-    match sandbox
-        .write(&path, WriteOptions::default(), Box::pin(data))
-        .await
-    {
+    match sandbox.write_bytes(&path, text.into()).await {
         Ok(()) => format!(", the whole of it is in the file `{path}`"),
         Err(error) => format!(", and it could not be saved as a file: {error}"),
     }

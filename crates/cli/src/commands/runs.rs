@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, anyhow};
 use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
-use cantle::core::escape::for_decision;
+use cantle::core::escape::{for_decision, shorten};
 use cantle::core::event::{Event, EventKind, RunStatus};
 use serde_json::{Value, json};
 
@@ -127,12 +127,10 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
 }
 
 fn line(run: &KeptRun) -> String {
-    let task = one_line(&run.task);
-    let short: String = task.chars().take(TASK_CHARS).collect();
-    let more = if short.len() < task.len() { "…" } else { "" };
+    let task = shorten(&one_line(&run.task), TASK_CHARS);
     let workspace = kept_sandbox::size_of_finished(run);
     format!(
-        "{}  {:13}  {:>9} ago  {:>9}  {:>8}  {short}{more}\n",
+        "{}  {:13}  {:>9} ago  {:>9}  {:>8}  {task}\n",
         run.run,
         status(run.status),
         duration(age(run.latest)),

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cantle::agent::KeptStatus;
-use cantle::core::escape::for_decision;
+use cantle::core::escape::{for_decision, shorten};
 use cantle::core::event::{Event, EventKind};
 use cantle::core::ledger::Ledger;
 use flate2::Compression;
@@ -82,12 +82,10 @@ pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
 
 fn heading(task: &str) -> String {
     let first = task.lines().find(|line| !line.trim().is_empty());
-    let line = one_line(first.unwrap_or("Run"));
-    let mut heading: String = line.chars().take(MAX_HEADING_CHARS).collect();
-    if heading.len() < line.len() {
-        heading.push('…');
-    }
-    escaped(&heading)
+    escaped(&shorten(
+        &one_line(first.unwrap_or("Run")),
+        MAX_HEADING_CHARS,
+    ))
 }
 
 /// The part of the page that needs no script.

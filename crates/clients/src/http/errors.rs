@@ -4,6 +4,7 @@
 //! may be a string, be in a list or lack its wrapper; and a proxy may answer with a web page. The API
 //! key is removed from all text that a server sends.
 
+use cantle_core::escape::shorten;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
@@ -231,10 +232,7 @@ impl ErrorContext {
             Some(key) if !key.is_empty() => text.replace(key, "[hidden]"),
             _ => text.to_owned(),
         };
-        match redacted.char_indices().nth(MAX_QUOTE_CHARS) {
-            Some((end, _)) => format!("{}…", redacted.get(..end).unwrap_or_default()),
-            None => redacted,
-        }
+        shorten(&redacted, MAX_QUOTE_CHARS)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::escape::shorten;
+
 /// Maximum characters of the invalid text in an error.
 const MAX_SHOWN_CHARS: usize = 80;
 
@@ -17,13 +19,8 @@ pub struct InvalidPolicy {
 impl InvalidPolicy {
     /// Creates an error: `text` is not what was `expected` ("a host name").
     pub(super) fn new(text: &str, expected: &'static str, advice: impl Into<String>) -> Self {
-        let end = text.char_indices().nth(MAX_SHOWN_CHARS);
-        let text = match end.and_then(|(end, _)| text.get(..end)) {
-            Some(start) => format!("{}…", start.escape_debug()),
-            None => text.escape_debug().to_string(),
-        };
         Self {
-            text,
+            text: shorten(text, MAX_SHOWN_CHARS).escape_debug().to_string(),
             expected,
             advice: advice.into(),
         }

@@ -4,6 +4,7 @@ use std::fmt::{self, Debug};
 use std::panic::Location;
 use std::time::Duration;
 
+use cantle_core::escape::shorten;
 use cantle_core::llm::LlmError;
 use cantle_core::policy::InvalidPolicy;
 use cantle_core::sandbox::{InvalidPath, SandboxError, SandboxErrorKind};
@@ -197,9 +198,5 @@ pub(super) fn ensure_prompt(what: &str, since: Instant, limit: Duration) -> Chec
 /// Formats a value for a message, truncated.
 pub(super) fn short(value: &impl Debug) -> String {
     const CHARS: usize = 400;
-    let text = format!("{value:?}");
-    match text.char_indices().nth(CHARS) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text,
-    }
+    shorten(&format!("{value:?}"), CHARS)
 }

@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use cantle_core::escape::shorten;
 use regex_lite::Regex;
 use thiserror::Error;
 
@@ -85,9 +86,8 @@ impl AllowedCommands {
         {
             return Ok(argv);
         }
-        let shown: String = form.chars().take(COMMAND_CHARS).collect();
-        let cut = if shown.len() < form.len() { "…" } else { "" };
-        let details = format!("`{shown}{cut}` is not an allowed command.");
+        let shown = shorten(&form, COMMAND_CHARS);
+        let details = format!("`{shown}` is not an allowed command.");
         let advice = format!("Use a command that begins like one of these patterns: {self}.");
         Err(CommandRefusal::not_allowed(details, advice))
     }

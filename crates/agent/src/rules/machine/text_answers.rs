@@ -72,14 +72,9 @@ impl Machine {
     }
 
     pub(super) fn remind_of_finish_tools(&mut self) {
-        let tools: Vec<_> = self
-            .finish_tools()
-            .iter()
-            .map(|name| format!("`{name}`"))
-            .collect();
         let text = format!(
-            "You replied without a tool call. If you are done, call {} with your answer; otherwise call a tool.",
-            tools.join(" or ")
+            "You replied without a tool call. If you are done, call `{}` with your answer; otherwise call a tool.",
+            self.finish_tools().join("` or `")
         );
         self.say(UserKind::User, text);
     }

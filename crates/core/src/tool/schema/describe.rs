@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::Keywords;
+use crate::escape::shorten;
 
 /// Maximum characters of a value and of a description.
 const MAX_VALUE_CHARS: usize = 80;
@@ -18,7 +19,10 @@ pub(super) fn value(value: &Value) -> String {
         Value::Array(_) => "list",
         Value::Object(_) => "object",
     };
-    format!("the {kind} {}", short(&value.to_string(), MAX_VALUE_CHARS))
+    format!(
+        "the {kind} {}",
+        shorten(&value.to_string(), MAX_VALUE_CHARS)
+    )
 }
 
 /// Lists the values to choose from.
@@ -34,7 +38,7 @@ pub(super) fn description(schema: Option<&Value>) -> String {
         return String::new();
     };
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-    format!(" (“{}”)", short(&words, MAX_DESCRIPTION_CHARS))
+    format!(" (“{}”)", shorten(&words, MAX_DESCRIPTION_CHARS))
 }
 
 /// Lists the names of all properties.
@@ -44,11 +48,4 @@ pub(super) fn names(properties: &Keywords) -> String {
         return "none".to_owned();
     }
     names.join(", ")
-}
-
-fn short(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text.to_owned(),
-    }
 }
