@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cantle_backends_local::proxied_request;
+use cantle_proxy::proxied_request;
 use http::header::HeaderName;
 use http::{Method, Request, Uri};
 

@@ -43,9 +43,16 @@ const LAYERS: &[Layer] = &[
     layer("cantle-clients", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     layer("cantle-supervisor", &[]).without(TERMINAL),
     layer("cantle-command-driver", CORE).without(NETWORK),
+    // It speaks HTTP; what is encrypted passes through.
+    layer("cantle-proxy", CORE).without(TLS),
     layer(
         "cantle-backends-docker",
-        &["cantle-command-driver", "cantle-supervisor", "cantle-tls"],
+        &[
+            "cantle-command-driver",
+            "cantle-proxy",
+            "cantle-supervisor",
+            "cantle-tls",
+        ],
     )
     .without(TERMINAL),
     layer(
@@ -53,10 +60,9 @@ const LAYERS: &[Layer] = &[
         &["cantle-command-driver", "cantle-tls"],
     )
     .without(TERMINAL),
-    // Its proxy speaks HTTP; what is encrypted passes through.
     layer(
         "cantle-backends-local",
-        &["cantle-command-driver", "cantle-supervisor"],
+        &["cantle-command-driver", "cantle-proxy", "cantle-supervisor"],
     )
     .without(TLS),
     // Which backend it serves is for the program to say.
@@ -122,6 +128,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-docker",
             "cantle-backends-local",
             "cantle-clients",
+            "cantle-proxy",
             "cantle-server",
             "cantle-web",
         ],

@@ -17,11 +17,12 @@ use crate::metadata::Metadata;
 use crate::{shell, workspace};
 
 /// The dependencies of the example and theirs; Cargo warns about a patch that nothing uses.
-const FOR_EXTENSIONS: [&str; 6] = [
+const FOR_EXTENSIONS: [&str; 7] = [
     "cantle-backends-local",
     "cantle-command-driver",
     "cantle-core",
     "cantle-macros",
+    "cantle-proxy",
     "cantle-supervisor",
     "cantle-testkit",
 ];

@@ -6,6 +6,7 @@ use bollard::models::ExecConfig;
 use bollard::query_parameters::WaitContainerOptions;
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxPath};
+use cantle_proxy::ProxySettings;
 use futures_util::StreamExt as _;
 
 use crate::backend::DockerBackend;
@@ -69,7 +70,7 @@ pub(crate) async fn open(
         )
     };
     let own = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
-    let variables = environment::variables(&options, &own, &cx.policy)?;
+    let variables = |proxy: Option<&_>| environment::variables(&options, &own, proxy, &cx.policy);
     let container = Container {
         engine: engine.clone(),
         id: found.id.unwrap_or_else(|| name.to_owned()),
@@ -78,7 +79,9 @@ pub(crate) async fn open(
     let mut supervised = None;
     if options.supervised && engine.runs_supervisor() && program::bytes().is_some() {
         let report = enforcement(true)?;
-        match start_relay(&container, &options, &variables, &cx.policy.limits).await {
+        let proxy = spec::proxy(&cx.policy, facts.is_offline);
+        let variables = variables(proxy.as_ref())?;
+        match start_relay(&container, &options, &variables, proxy, &cx.policy.limits).await {
             Ok(runner) => supervised = Some((runner, report)),
             Err(error) => {
                 tracing::info!(%error, "the supervisor doesn't run in the container; commands are execs");
@@ -90,6 +93,7 @@ pub(crate) async fn open(
         None => {
             let limits = &cx.policy.limits;
             let end = end(container.clone());
+            let variables = variables(None)?;
             let runner = CommandRunner::exec(&container, &options, variables, limits, end);
             (runner, enforcement(false)?)
         }
@@ -113,6 +117,7 @@ async fn start_relay(
     container: &Container,
     options: &Options,
     variables: &Variables,
+    proxy: Option<ProxySettings>,
     limits: &Limits,
 ) -> Result<CommandRunner, SandboxError> {
     let program = program::bytes().unwrap_or_default();
@@ -131,7 +136,8 @@ async fn start_relay(
     let started = container.exec(config).await;
     let (_, output, input) = started.map_err(|error| request_failed(doing, &error))?;
     let stream = ContainerStream::new(output, input);
-    let relay = RelayOptions::new(options.working_directory.clone());
+    let mut relay = RelayOptions::new(options.working_directory.clone());
+    relay.proxy = proxy;
     let mut limits = limits.clone();
     // The container's memory limit is not the policy's.
     limits.memory_bytes = None;

@@ -7,6 +7,7 @@ use cantle_command_driver::check_environment;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::SandboxError;
 use cantle_core::secret::SecretText;
+use cantle_proxy::ProxySettings;
 
 use crate::options::Options;
 
@@ -19,10 +20,11 @@ const DEFAULT_FILE: &str = ".env";
 /// Variables of every command in a sandbox.
 pub(crate) type Variables = BTreeMap<String, SecretText>;
 
-/// Merges defaults, the image's variables, inherited ones and the policy's; later ones override.
+/// Merges defaults, the image's variables, those of the proxy, inherited ones and the policy's; later ones override.
 pub(crate) fn variables(
     options: &Options,
     image: &[(String, String)],
+    proxy: Option<&ProxySettings>,
     policy: &Policy,
 ) -> Result<Variables, SandboxError> {
     let home = options.working_directory.to_string();
@@ -39,6 +41,14 @@ pub(crate) fn variables(
     .into();
     let image = image.iter().filter(|(name, _)| name != "HOME");
     variables.extend(image.map(|(name, value)| (name.clone(), value.as_str().into())));
+    if proxy.is_some() {
+        let found = cantle_proxy::variables(cantle_proxy::PORT);
+        variables.extend(
+            found
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value.into())),
+        );
+    }
     variables.extend(inherited(options, &|name| std::env::var(name).ok())?);
     check_environment(&policy.environment)?;
     variables.extend(policy.environment.clone());

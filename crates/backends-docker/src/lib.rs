@@ -23,8 +23,10 @@
 //! - **Limited.** The kernel enforces memory, processes and network, and disk and inodes by file systems in
 //!   memory over a read-only image, in which volumes that it declares are empty and read-only. Processor
 //!   time, file size and open files are limited per process; wall time and output are enforced by the
-//!   backend. Read and write roots are enforced because no host file is visible. Allowed hosts, a read-only
-//!   working directory and "no subprocesses" can't be enforced: a strict policy with one of them is refused.
+//!   backend. Read and write roots are enforced because no host file is visible. Allowed
+//!   hosts are reached through a proxy in this process, whose connections the supervisor carries over its stream: the
+//!   container has no network. Without the supervisor they can't be enforced, and in no container a read-only working
+//!   directory and "no subprocesses": a strict policy with one of them is refused.
 //!   Without a network policy the engine's default network is used. [Default
 //!   limits](cantle_core::sandbox::Enforcement::is_default) of a new container are three quarters of the engine's memory
 //!   and 4096 processes.

@@ -8,6 +8,7 @@ use cantle_core::policy::{Policy, Strictness};
 use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
 };
+use cantle_proxy::ProxySettings;
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
@@ -66,7 +67,9 @@ async fn open_once(
         image_volumes: &image.volumes,
     };
     let enforcement = spec.enforcement(engine)?;
-    let variables = environment::variables(options, &image.environment, &cx.policy)?;
+    let proxy = spec::proxy(&cx.policy, is_supervised);
+    let variables =
+        environment::variables(options, &image.environment, proxy.as_ref(), &cx.policy)?;
     let (provided, entry) = if is_supervised {
         let provided = backend.provide_program(&image.id).await?;
         let entry = vec![program::path(), "relay".to_owned()];
@@ -103,6 +106,7 @@ async fn open_once(
         options,
         variables,
         &cx.policy,
+        proxy,
         first_process,
     )
     .await;
@@ -153,6 +157,7 @@ async fn run(
     options: &Options,
     variables: Variables,
     policy: &Policy,
+    proxy: Option<ProxySettings>,
     first_process: FirstProcess,
 ) -> Result<CommandRunner, SandboxError> {
     let limits = &policy
@@ -172,6 +177,7 @@ async fn run(
     relay.identity = Some(options.user);
     relay.makes_directories = first_process == FirstProcess::NewSupervisor;
     relay.filters_calls = true;
+    relay.proxy = proxy;
     let runner = CommandRunner::supervised(stream, relay, &variables, limits).await?;
     if policy.strictness == Strictness::Strict && !runner.has_filter() {
         let message = "the engine's kernel did not install the system call filter, which a strict policy needs";
@@ -313,7 +319,8 @@ async fn reopen(
         spec::EXISTING_CONTAINER,
     )?;
     let image = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
-    let variables = environment::variables(&options, &image, &cx.policy)?;
+    let proxy = spec::proxy(&cx.policy, facts.is_offline && is_supervised);
+    let variables = environment::variables(&options, &image, proxy.as_ref(), &cx.policy)?;
     let stream = container.start().await?;
     let first_process = match is_supervised {
         true => FirstProcess::Supervisor,
@@ -325,6 +332,7 @@ async fn reopen(
         &options,
         variables,
         &cx.policy,
+        proxy,
         first_process,
     )
     .await?;

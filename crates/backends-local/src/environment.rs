@@ -32,7 +32,7 @@ impl Environment {
         view: &ViewPaths,
         policy: &Policy,
         user: Option<&str>,
-        proxy_port: Option<u16>,
+        proxy: &[(&'static str, String)],
     ) -> Self {
         let own = || ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
         let user = user.map(OsString::from).or_else(own);
@@ -53,24 +53,17 @@ impl Environment {
         if policy.write_roots.is_some() {
             environment.install_into(&view.temporary.to_string());
         }
-        if let Some(port) = proxy_port {
-            let proxy = format!("http://127.0.0.1:{port}");
-            for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
-                environment
-                    .variables
-                    .push((name.into(), proxy.clone().into()));
-            }
+        if !proxy.is_empty() {
+            let variables = proxy
+                .iter()
+                .map(|(name, value)| (name.into(), value.into()));
+            environment.variables.extend(variables);
             if let Some(certificates) = CERTIFICATES.iter().find(|path| Path::new(path).exists()) {
                 // Node, requests and uv have lists of their own, without the authorities that this machine trusts.
                 for name in ["NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"] {
                     let variable = (name.into(), certificates.into());
                     environment.variables.push(variable);
                 }
-            }
-            for name in ["NO_PROXY", "no_proxy"] {
-                // Servers inside the sandbox.
-                let own = "localhost,127.0.0.1,::1";
-                environment.variables.push((name.into(), own.into()));
             }
         }
         for (name, value) in &policy.environment {

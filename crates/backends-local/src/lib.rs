@@ -124,8 +124,6 @@ mod mechanism;
 mod mode;
 mod open;
 mod probe;
-#[cfg(confined)]
-mod proxy;
 mod readiness;
 mod sandbox;
 mod settings;
@@ -138,6 +136,3 @@ mod supervisor;
 pub use self::backend::{LocalBackend, Reclaimed};
 pub use self::mechanism::Mechanism;
 pub use self::probe::{ControlGroupSupport, Probe, ProbeFailure, Trial};
-#[cfg(confined)]
-#[doc(hidden)]
-pub use self::proxy::proxied_request;

@@ -57,7 +57,7 @@ pub(crate) fn open(
         &view,
         &cx.policy,
         built.user,
-        built.proxy_port,
+        &built.proxy_variables,
     );
     let mut info = SandboxInfo::new("local", root.name(), view.work);
     info.isolation = built.isolation;

@@ -8,6 +8,9 @@
 //! Each channel of a command has its own credit: a sender never sends more than the receiver has room
 //! for, so a control frame is never stuck behind unread bytes. A channel starts with a full window;
 //! consumed bytes are returned by [`Request::Grant`] and [`Answer::Taken`].
+//!
+//! A connection to the sandbox's proxy is a command without processes: what the client sends is its output on
+//! [`Channel::Stdout`], and what the client receives its input. The owner grants their number, too.
 
 use crate::wire::wire_enum;
 
@@ -22,6 +25,13 @@ pub const MAX_BODY: usize = 64 * 1024 * 1024;
 pub const OUTPUT_WINDOW: usize = 2 * 1024 * 1024;
 /// Input that a command may not have read yet.
 pub const INPUT_WINDOW: usize = 1024 * 1024;
+
+/// Bytes of one direction of a connection that the receiving side may not have passed on yet.
+pub const CONNECTION_WINDOW: usize = 256 * 1024;
+/// Connections that may be open at once without a [`Request::Accept`].
+pub const MAX_CONNECTIONS: usize = 128;
+/// The bit that ids of connections have, and those of commands don't.
+pub const CONNECTION_ID: u32 = 1 << 31;
 
 /// Returns the credit that an output frame of so many bytes uses; short frames occupy memory, too.
 pub const fn cost(length: usize) -> usize {
@@ -135,6 +145,8 @@ wire_enum! {
             /// Columns.
             columns: u16,
         } = 11,
+        /// Allows a further connection, for one that has ended.
+        Accept = 12,
     }
 }
 
@@ -210,6 +222,11 @@ wire_enum! {
             /// The command.
             id: u32,
         } = 8,
+        /// A client has connected to the socket that a [`Step::Listen`](crate::wire::Step::Listen) has opened.
+        Connected {
+            /// Identifies the connection; never reused.
+            id: u32,
+        } = 9,
     }
 }
 

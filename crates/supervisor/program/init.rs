@@ -9,7 +9,8 @@ use crate::sys::{self, Errno, Fd, NONE, PollFd};
 use crate::tree::{Keepers as _, Tree};
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
-/// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made. `alone` says that every other visible process belongs to the sandbox: it has a PID namespace.
+/// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made. `alone` says that
+/// every other visible process belongs to the sandbox: it has a PID namespace.
 pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], mounts: &Mounts, alone: bool) -> ! {
     sys::set_name(c"cantle-init");
     if alone {

@@ -7,6 +7,7 @@ use bollard::models::{
 };
 use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, SandboxError};
+use cantle_proxy::ProxySettings;
 
 use super::facts::{ContainerFacts, NO_NETWORK};
 use crate::engine::{Engine, SupportedLimits};
@@ -139,6 +140,8 @@ impl ContainerSpec<'_> {
                 .map(|cpus| (cpus * 1e9) as i64),
             network_mode: match self.policy.network {
                 Some(Network::Off) => Some(NO_NETWORK.to_owned()),
+                // The supervisor carries connections to the proxy.
+                Some(Network::Hosts(_)) if self.supervised => Some(NO_NETWORK.to_owned()),
                 _ => self.options.network.clone(),
             },
             runtime: self.options.runtime.clone(),
@@ -274,7 +277,10 @@ pub(crate) fn enforcement(
             PolicyField::OpenFiles if supervised || has_ulimit("nofile") => {
                 return EnforcedBy::PerProcess;
             }
-            PolicyField::Network => facts.is_offline && policy.network == Some(Network::Off),
+            PolicyField::Network => match policy.network {
+                Some(Network::Off) => facts.is_offline,
+                _ => proxy(policy, facts.is_offline && supervised).is_some(),
+            },
             PolicyField::Memory => supported.memory && within(host.memory, limits.memory_bytes),
             PolicyField::Processes => {
                 let limit = limits
@@ -303,6 +309,15 @@ pub(crate) fn enforcement(
     })
 }
 
+/// Returns the proxy of a container, if the policy allows hosts; `is_possible` says that it is supervised and has no
+/// network.
+pub(crate) fn proxy(policy: &Policy, is_possible: bool) -> Option<ProxySettings> {
+    match &policy.network {
+        Some(Network::Hosts(hosts)) if is_possible => Some(ProxySettings::new(hosts.clone())),
+        _ => None,
+    }
+}
+
 /// Returns the sum of an option over all writable tmpfs mounts, if they are all that can be written and all have it.
 fn tmpfs_total(facts: &ContainerFacts, option: &str) -> Option<i64> {
     let host = &facts.host;
@@ -327,9 +342,8 @@ fn unenforceable(policy: &Policy, missing: Vec<PolicyField>, note: &str) -> Sand
          backend that enforces them."
             .to_owned();
     if missing.contains(&PolicyField::Network) {
-        advice.push_str(
-            " A container has a network or none; the local backend enforces allowed hosts.",
-        );
+        advice
+            .push_str(" In a container, allowed hosts need the supervisor, and no other network.");
     }
     if policy.working_directory == Access::ReadOnly {
         advice.push_str(" In a container the working directory is writable; the host is not.");

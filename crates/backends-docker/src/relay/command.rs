@@ -56,6 +56,7 @@ pub(super) async fn start(
     launch.read_only_except = read_only_except.map(|directory| options.absolute(directory));
     let body = body(&launch, &request)?;
     let driver = CommandDriver::new(request, CommandLimits::new(&options.limits));
+    let denials = sandbox.proxy.as_ref().map_or(0, |it| it.denials().mark());
     let stream = &sandbox.link.stream;
     let Spawned {
         mut reports,
@@ -102,6 +103,7 @@ pub(super) async fn start(
             stderr: Arc::clone(&stderr.state),
             spill_id: unique_id(),
             oom_kills: sandbox.oom_kills.load(Ordering::Relaxed),
+            denials,
         }),
         pid: Some(pid.unsigned_abs()),
         reports: RelayReports(reports),
@@ -192,6 +194,8 @@ pub(super) struct RelayTransport {
     spill_id: String,
     /// The latest known number of processes killed at the memory limit when it was started.
     oom_kills: u64,
+    /// The position in the proxy's log when it was started.
+    denials: u64,
 }
 
 impl Transport for RelayTransport {
@@ -261,10 +265,17 @@ impl Transport for RelayTransport {
         }
     }
 
-    /// Checks the memory limit: the kernel kills with SIGKILL and gives no reason.
+    /// Adds the hosts that the proxy has refused, and checks the memory limit: the kernel kills with SIGKILL and gives
+    /// no reason.
     async fn complete(&self, exit: &mut Exit) {
-        let sandbox = self.sandbox.upgrade().filter(|_| !exit.status.success());
-        if let Some(sandbox) = sandbox
+        let Some(sandbox) = self.sandbox.upgrade() else {
+            return;
+        };
+        if let Some(proxy) = &sandbox.proxy {
+            let denied = proxy.denials().since(self.denials);
+            exit.notes.extend(denied.iter().map(ToString::to_string));
+        }
+        if !exit.status.success()
             && let Some(limit) = sandbox.options.limits.memory_bytes
             && let Some(oom_kills) = count_oom_kills(&sandbox).await
         {

@@ -27,6 +27,10 @@ impl Relay {
     /// As there.
     pub async fn open_port(&self, port: u16) -> Result<Connection, SandboxError> {
         let relay = &*self.inner;
+        if relay.proxy.is_some() && port == cantle_proxy::PORT {
+            let refused = io::ErrorKind::ConnectionRefused.into();
+            return Err(SandboxError::connect_failed(port, &refused));
+        }
         relay.connections.open(self.connect_port(port)).await
     }
 

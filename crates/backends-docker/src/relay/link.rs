@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::stream::{Frame, ProtocolViolation, Stream};
+use super::stream::{AcceptedConnection, Frame, ProtocolViolation, Stream};
 
 /// Shorter frames are written together.
 const BATCH_BYTES: usize = 32 * 1024;
@@ -42,11 +42,13 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Sends the setup and waits until the relay is ready; `chunks` is its output.
+    /// Sends the setup and waits until the relay is ready; `chunks` is its output. Connections to the proxy are passed
+    /// to `clients`.
     pub(super) async fn open(
         chunks: impl ByteChunks<Item = io::Result<Bytes>> + Send + Unpin + 'static,
         mut writer: impl AsyncWrite + Send + Unpin + 'static,
         setup: Vec<u8>,
+        clients: Option<mpsc::Sender<AcceptedConnection>>,
     ) -> Result<Self, SandboxError> {
         let mut answers = AnswerReader::new(chunks);
         let start = async {
@@ -75,7 +77,7 @@ impl Link {
         })?;
         let (urgent_sender, urgent) = mpsc::unbounded_channel();
         let (input_sender, input) = mpsc::unbounded_channel();
-        let stream = Arc::new(Stream::new(urgent_sender, input_sender));
+        let stream = Arc::new(Stream::new(urgent_sender, input_sender, clients));
         let queues = FrameQueues { urgent, input };
         let writing = tokio::spawn(write_frames(Arc::clone(&stream), queues, writer));
         let reading = tokio::spawn(read_answers(Arc::clone(&stream), answers));

@@ -10,6 +10,7 @@ mod connect;
 mod files;
 mod link;
 mod options;
+mod proxied;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -22,14 +23,18 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{Connections, Process, SandboxError, SandboxErrorKind, SpawnRequest};
-use futures_util::Stream;
+use cantle_proxy::Proxy;
+use cantle_supervisor::frames::MAX_CONNECTIONS;
+use futures_util::{Stream, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
 use self::files::TaskLimits;
 use self::link::Link;
 pub use self::options::RelayOptions;
+use self::proxied::Connection;
 
 /// Size of a read.
 const READ_BYTES: usize = 64 * 1024;
@@ -78,6 +83,7 @@ impl fmt::Debug for Relay {
 struct Inner {
     link: Link,
     options: RelayOptions,
+    proxy: Option<Proxy>,
     shell: Option<OsString>,
     /// The variables of every command.
     environment: BTreeMap<OsString, OsString>,
@@ -119,10 +125,20 @@ impl Relay {
         writer: impl AsyncWrite + Send + Unpin + 'static,
         options: RelayOptions,
     ) -> Result<Self, SandboxError> {
-        let link = Link::open(chunks, writer, options.setup()?).await?;
+        let (clients, mut connections) = mpsc::channel(MAX_CONNECTIONS);
+        let clients = options.proxy.is_some().then_some(clients);
+        let link = Link::open(chunks, writer, options.setup()?, clients).await?;
+        let proxy = options.proxy.clone().map(|settings| {
+            Proxy::serve(
+                futures_util::stream::poll_fn(move |cx| connections.poll_recv(cx))
+                    .map(Connection::new),
+                settings,
+            )
+        });
         let mut inner = Inner {
             link,
             options,
+            proxy,
             shell: None,
             environment: BTreeMap::new(),
             task_limits: TaskLimits::new(),

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxPath};
+use cantle_proxy::ProxySettings;
 use cantle_supervisor::Writer;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 use cantle_supervisor::filter;
@@ -62,6 +63,10 @@ pub struct RelayOptions {
     /// Both apply. Requires `no_new_privs` or `CAP_SYS_ADMIN`. [`Relay::has_filter`](super::Relay::has_filter)
     /// tells whether the kernel has installed it.
     pub filters_calls: bool,
+    /// The proxy by which commands reach hosts from a sandbox without another network; it ends with the relay.
+    pub proxy: Option<ProxySettings>,
+    /// The port of 127.0.0.1 on which commands reach the proxy.
+    pub proxy_port: u16,
     /// Limits of each command: wall time, output, processor time, file size and open files.
     ///
     /// Limits of the whole container are the engine's. With a memory limit, the exit of a command reports if the
@@ -82,6 +87,8 @@ impl fmt::Debug for RelayOptions {
             .field("environment", &names)
             .field("makes_directories", &self.makes_directories)
             .field("filters_calls", &self.filters_calls)
+            .field("proxy", &self.proxy)
+            .field("proxy_port", &self.proxy_port)
             .field("limits", &self.limits)
             .finish()
     }
@@ -103,6 +110,8 @@ impl RelayOptions {
             environment: BTreeMap::new(),
             makes_directories: false,
             filters_calls: false,
+            proxy: None,
+            proxy_port: cantle_proxy::PORT,
             limits: Limits::default(),
         }
     }
@@ -164,6 +173,11 @@ impl RelayOptions {
                     hard,
                 });
             }
+        }
+        if self.proxy.is_some() {
+            // Before the first command, which could take the port.
+            let port = self.proxy_port;
+            writer.step(&Step::Listen { port });
         }
         if self.makes_directories {
             // Without a place for temporary files there can be commands all the same.

@@ -1,16 +1,19 @@
-//! The stream to a relay as its users see it: requests, and for each command an inbox of its answers.
+//! The stream to a relay as its users see it: requests, and for each command or connection an inbox of its answers.
 //!
 //! An inbox holds a command's reports, the credit of its input and the senders of its output channels. The
 //! stream's reader (see `link`) fills it without waiting for a consumer.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::frames::{
-    Answer, Channel, INPUT_WINDOW, MAX_BODY, MAX_PAYLOAD, OUTPUT_WINDOW, Request, StdioMode, cost,
+    Answer, CONNECTION_ID, CONNECTION_WINDOW, Channel, INPUT_WINDOW, MAX_BODY, MAX_CONNECTIONS,
+    MAX_PAYLOAD, OUTPUT_WINDOW, Request, StdioMode, cost,
 };
 use cantle_supervisor::wire::Report;
 use tokio::sync::mpsc::error::TrySendError;
@@ -42,6 +45,10 @@ pub(super) struct Stream {
     input: mpsc::UnboundedSender<Frame>,
     inboxes: Mutex<HashMap<u32, Inbox>>,
     last_id: AtomicU32,
+    /// Receives the connections of clients to the proxy, if there is one.
+    clients: Option<mpsc::Sender<AcceptedConnection>>,
+    /// The number of [`ConnectionSlot`]s.
+    connections: AtomicUsize,
     /// Cancelled when the stream has ended.
     pub(super) gone: CancellationToken,
     pub(super) closing: CancellationToken,
@@ -49,16 +56,19 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream whose frames are sent to these queues.
+    /// Creates a stream whose frames are sent to these queues, and whose connections to `clients`.
     pub(super) fn new(
         urgent: mpsc::UnboundedSender<Frame>,
         input: mpsc::UnboundedSender<Frame>,
+        clients: Option<mpsc::Sender<AcceptedConnection>>,
     ) -> Self {
         Self {
             urgent,
             input,
             inboxes: Mutex::default(),
             last_id: AtomicU32::new(0),
+            clients,
+            connections: AtomicUsize::new(0),
             gone: CancellationToken::new(),
             closing: CancellationToken::new(),
             is_closed: AtomicBool::new(false),
@@ -143,7 +153,14 @@ impl Stream {
 
     /// Dispatches an answer to its command's inbox. The payload of an output frame may arrive in pieces, each
     /// in an answer whose length is that of the rest.
-    pub(super) fn dispatch(&self, answer: Answer, payload: Bytes) -> Result<(), ProtocolViolation> {
+    pub(super) fn dispatch(
+        self: &Arc<Self>,
+        answer: Answer,
+        payload: Bytes,
+    ) -> Result<(), ProtocolViolation> {
+        if let Answer::Connected { id } = answer {
+            return self.connect(id);
+        }
         let (Answer::Report { id, .. }
         | Answer::Gone { id }
         | Answer::Output { id, .. }
@@ -154,22 +171,41 @@ impl Stream {
         else {
             return Err(ProtocolViolation);
         };
-        let mut inboxes = self.inboxes();
         // Answers may still arrive for a command whose handles were dropped.
-        if let Some(inbox) = inboxes.get_mut(&id) {
-            inbox.receive(answer, payload)?;
-            if inbox.is_finished() {
-                inboxes.remove(&id);
-            }
+        self.with_inbox(id, |inbox| inbox.receive(answer, payload))
+            .unwrap_or(Ok(()))
+    }
+
+    /// Changes an inbox, and removes it if it is finished; `None` if there is none.
+    fn with_inbox<T>(&self, id: u32, change: impl FnOnce(&mut Inbox) -> T) -> Option<T> {
+        let mut inboxes = self.inboxes();
+        let inbox = inboxes.get_mut(&id)?;
+        let changed = change(inbox);
+        if inbox.is_finished() {
+            inboxes.remove(&id);
         }
+        Some(changed)
+    }
+
+    /// Passes a new connection on.
+    fn connect(self: &Arc<Self>, id: u32) -> Result<(), ProtocolViolation> {
+        let clients = self.clients.as_ref().ok_or(ProtocolViolation)?;
+        let connections = self.connections.fetch_add(1, Ordering::AcqRel);
+        let (inbox, connection) = Inbox::connection(self, id);
+        let is_new = self.inboxes().insert(id, inbox).is_none();
+        if id & CONNECTION_ID == 0 || !is_new || connections >= MAX_CONNECTIONS {
+            return Err(ProtocolViolation);
+        }
+        // The queue has room for all; without a receiver the stream is about to end.
+        let _ = clients.try_send(connection);
         Ok(())
     }
 }
 
-/// The receiving side of a command, owned by the stream's reader.
+/// The receiving side of a command or connection, owned by the stream's reader.
 #[derive(Debug)]
 struct Inbox {
-    /// `None` after all of the command's processes have ended.
+    /// `None` after all of the command's processes have ended, and for a connection.
     reports: Option<mpsc::Sender<Report>>,
     /// Each at the index of its channel's number.
     channels: [OutputSender; 3],
@@ -177,7 +213,7 @@ struct Inbox {
 }
 
 /// The sending side of a [`ChannelReader`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OutputSender {
     /// Bytes with the credit that they use. `None` after the channel's end, or without a reader.
     chunks: Option<mpsc::UnboundedSender<(Bytes, u64)>>,
@@ -185,8 +221,10 @@ struct OutputSender {
 }
 
 /// State shared by the two sides of an output channel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ChannelState {
+    /// The most credit that may be used.
+    window: u64,
     /// Credit used by received bytes and not granted again.
     used_credit: AtomicU64,
     /// Bytes written by the command, as last reported.
@@ -194,6 +232,14 @@ pub(super) struct ChannelState {
 }
 
 impl ChannelState {
+    fn new(window: usize) -> Arc<Self> {
+        Arc::new(Self {
+            window: window as u64,
+            used_credit: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+        })
+    }
+
     /// Returns the reported number of bytes written; 0 before the command has ended.
     pub(super) fn total_bytes(&self) -> u64 {
         self.total.load(Ordering::Acquire)
@@ -202,27 +248,34 @@ impl ChannelState {
 
 #[derive(Debug)]
 struct InputCredit {
-    credit: Semaphore,
+    credit: Arc<Semaphore>,
     /// Bytes sent and not yet acknowledged.
     unacknowledged: AtomicU64,
+}
+
+impl InputCredit {
+    fn new(window: usize) -> Arc<Self> {
+        Arc::new(Self {
+            credit: Arc::new(Semaphore::new(window)),
+            unacknowledged: AtomicU64::new(0),
+        })
+    }
 }
 
 impl Inbox {
     fn new(stream: &Arc<Stream>, id: u32, stdio: StdioMode) -> (Self, Spawned) {
         let (report_sender, reports) = mpsc::channel(MAX_REPORTS);
-        let (stdout_sender, stdout) = ChannelReader::open(stream, id, Channel::Stdout);
-        let (stderr_sender, stderr) = ChannelReader::open(stream, id, Channel::Stderr);
+        let open = |channel| ChannelReader::open(stream, id, channel, OUTPUT_WINDOW);
+        let (stdout_sender, stdout) = open(Channel::Stdout);
+        let (stderr_sender, stderr) = open(Channel::Stderr);
         let command = CommandHandle {
             stream: Arc::clone(stream),
             id,
         };
-        let credit = Arc::new(InputCredit {
-            credit: Semaphore::new(INPUT_WINDOW),
-            unacknowledged: AtomicU64::new(0),
-        });
+        let credit = InputCredit::new(INPUT_WINDOW);
         let inbox = Self {
             reports: Some(report_sender),
-            channels: [stdout_sender, stderr_sender, OutputSender::default()],
+            channels: [stdout_sender, stderr_sender, OutputSender::ended()],
             input: Arc::clone(&credit),
         };
         let spawned = Spawned {
@@ -238,9 +291,29 @@ impl Inbox {
         (inbox, spawned)
     }
 
+    fn connection(stream: &Arc<Stream>, id: u32) -> (Self, AcceptedConnection) {
+        let (sender, reader) = ChannelReader::open(stream, id, Channel::Stdout, CONNECTION_WINDOW);
+        let credit = InputCredit::new(CONNECTION_WINDOW);
+        let inbox = Self {
+            reports: None,
+            channels: [sender, OutputSender::ended(), OutputSender::ended()],
+            input: Arc::clone(&credit),
+        };
+        let command = CommandHandle {
+            stream: Arc::clone(stream),
+            id,
+        };
+        let accepted = AcceptedConnection {
+            reader,
+            writer: InputWriter { command, credit },
+            slot: ConnectionSlot(Arc::clone(stream)),
+        };
+        (inbox, accepted)
+    }
+
     fn receive(&mut self, answer: Answer, payload: Bytes) -> Result<(), ProtocolViolation> {
         match answer {
-            Answer::Ready { .. } => return Err(ProtocolViolation),
+            Answer::Ready { .. } | Answer::Connected { .. } => return Err(ProtocolViolation),
             Answer::Report { .. } => {
                 let report = Report::decode(&payload).ok_or(ProtocolViolation)?;
                 if let Some(reports) = &self.reports
@@ -262,7 +335,7 @@ impl Inbox {
                 let frame_cost = if length == 0 { cost(0) } else { 0 };
                 let credit = (payload.len() + frame_cost) as u64;
                 let used_credit = output.state.used_credit.fetch_add(credit, Ordering::AcqRel);
-                if used_credit + credit > OUTPUT_WINDOW as u64 {
+                if used_credit + credit > output.state.window {
                     return Err(ProtocolViolation);
                 }
                 if let Some(chunks) = &output.chunks {
@@ -302,15 +375,46 @@ impl Inbox {
         }
     }
 
-    /// Whether the command has ended and no channel has a reader.
+    /// Whether the command has ended, no channel has a reader and nothing more is written.
     fn is_finished(&self) -> bool {
-        self.reports.is_none() && self.channels.iter().all(|channel| channel.chunks.is_none())
+        self.reports.is_none()
+            && self.input.credit.is_closed()
+            && self.channels.iter().all(|channel| channel.chunks.is_none())
+    }
+}
+
+impl OutputSender {
+    /// A channel at its end.
+    fn ended() -> Self {
+        Self {
+            chunks: None,
+            state: ChannelState::new(0),
+        }
     }
 }
 
 impl Drop for Inbox {
     fn drop(&mut self) {
         self.input.credit.close();
+    }
+}
+
+/// A connection to the proxy that a client has opened.
+#[derive(Debug)]
+pub(super) struct AcceptedConnection {
+    pub(super) reader: ChannelReader,
+    pub(super) writer: InputWriter,
+    pub(super) slot: ConnectionSlot,
+}
+
+/// A place among the connections that may be open at once.
+#[derive(Debug)]
+pub(super) struct ConnectionSlot(Arc<Stream>);
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+        self.0.send(Request::Accept);
     }
 }
 
@@ -345,7 +449,8 @@ impl CommandHandle {
     /// Lists the command's processes: for each its id, a space, its command line and a NUL.
     pub(super) async fn list(&self) -> Vec<u8> {
         let channel = Channel::Processes;
-        let (sender, mut reader) = ChannelReader::open(&self.stream, self.id, channel);
+        let (sender, mut reader) =
+            ChannelReader::open(&self.stream, self.id, channel, OUTPUT_WINDOW);
         let is_known = {
             let mut inboxes = self.stream.inboxes();
             let inbox = inboxes.get_mut(&self.id);
@@ -376,9 +481,14 @@ pub(super) struct ChannelReader {
 }
 
 impl ChannelReader {
-    fn open(stream: &Arc<Stream>, id: u32, channel: Channel) -> (OutputSender, Self) {
+    fn open(
+        stream: &Arc<Stream>,
+        id: u32,
+        channel: Channel,
+        window: usize,
+    ) -> (OutputSender, Self) {
         let (sender, chunks) = mpsc::unbounded_channel();
-        let state = Arc::new(ChannelState::default());
+        let state = ChannelState::new(window);
         let sender = OutputSender {
             chunks: Some(sender),
             state: Arc::clone(&state),
@@ -398,9 +508,15 @@ impl ChannelReader {
 
     /// Returns the next chunk; `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
-        let (chunk, credit) = self.chunks.recv().await?;
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let Some((chunk, credit)) = ready!(self.chunks.poll_recv(cx)) else {
+            return Poll::Ready(None);
+        };
         self.consumed += credit;
-        if self.consumed >= OUTPUT_WINDOW as u64 / 2 {
+        if self.consumed >= self.state.window / 2 {
             let credit = std::mem::take(&mut self.consumed);
             self.state.used_credit.fetch_sub(credit, Ordering::AcqRel);
             let channel = self.channel;
@@ -410,23 +526,16 @@ impl ChannelReader {
                 credit,
             });
         }
-        Some(chunk)
+        Poll::Ready(Some(chunk))
     }
 }
 
 impl Drop for ChannelReader {
     fn drop(&mut self) {
         let CommandHandle { stream, id } = &self.command;
-        let mut inboxes = stream.inboxes();
-        let Some(inbox) = inboxes.get_mut(id) else {
-            return;
-        };
-        let is_at_end = inbox.output(self.channel).chunks.take().is_none();
-        if inbox.is_finished() {
-            inboxes.remove(id);
-        }
-        if !is_at_end {
-            let channel = self.channel;
+        let channel = self.channel;
+        let chunks = stream.with_inbox(*id, |inbox| inbox.output(channel).chunks.take());
+        if chunks.flatten().is_some() {
             self.command.send(|id| Request::Discard { id, channel });
         }
     }
@@ -440,25 +549,35 @@ pub(super) struct InputWriter {
 }
 
 impl InputWriter {
+    /// Returns the number of bytes that may be written, as permits; closed if nothing is read any more.
+    pub(super) fn credit(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.credit.credit)
+    }
+
+    /// Sends at most [`MAX_PAYLOAD`] bytes, for which the caller has taken credit.
+    pub(super) fn send(&self, data: Bytes) {
+        let CommandHandle { stream, id } = &self.command;
+        let (id, length) = (*id, data.len() as u64);
+        let unacknowledged = &self.credit.unacknowledged;
+        unacknowledged.fetch_add(length, Ordering::AcqRel);
+        stream.send_input(Request::Input { id, length }, data);
+    }
+
     /// Sends all of the data, waiting for credit as the command reads.
     ///
     /// # Errors
     /// [`SandboxErrorKind::Closed`] if the command no longer reads.
     pub(super) async fn write(&mut self, mut data: Bytes) -> Result<(), SandboxError> {
-        let CommandHandle { stream, id } = &self.command;
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(MAX_PAYLOAD));
             let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
             let Ok(permit) = self.credit.credit.acquire_many(length).await else {
-                stream.check()?;
+                self.command.stream.check()?;
                 let message = "the command no longer reads its input";
                 return Err(SandboxError::new(SandboxErrorKind::Closed, message));
             };
             permit.forget();
-            let (id, length) = (*id, u64::from(length));
-            let unacknowledged = &self.credit.unacknowledged;
-            unacknowledged.fetch_add(length, Ordering::AcqRel);
-            stream.send_input(Request::Input { id, length }, chunk);
+            self.send(chunk);
         }
         Ok(())
     }
@@ -468,5 +587,8 @@ impl Drop for InputWriter {
     fn drop(&mut self) {
         let CommandHandle { stream, id } = &self.command;
         stream.send_input(Request::CloseInput { id: *id }, Bytes::new());
+        self.credit.credit.close();
+        // A connection may be finished.
+        stream.with_inbox(*id, |_| ());
     }
 }

@@ -134,6 +134,29 @@ async fn commands_are_execs_if_the_supervisor_cannot_be_installed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hosts_can_be_allowed_in_a_container_without_network() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, []);
+    let mut policy = Policy::unconfined();
+    policy.network = Some(Network::Hosts(vec!["allowed.example.com".parse().unwrap()]));
+    policy.strictness = Strictness::Strict;
+    let sandbox = container
+        .backend()
+        .open(context_with(policy))
+        .await
+        .unwrap();
+    let code = "import os, urllib.request as it\ntry:\n    it.urlopen(\"http://other.example.com/\")\n\
+        except OSError as error:\n    print(error.code, os.environ[\"HTTPS_PROXY\"])";
+    assert_eq!(
+        stdout(&*sandbox, &format!("python3 -c '{code}'")).await,
+        "403 http://127.0.0.1:3128"
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn policy_is_enforced_only_as_the_container_is_configured() {
     let Some(engine) = TestEngine::from_env() else {
         return;

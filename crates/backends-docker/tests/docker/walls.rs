@@ -2,7 +2,8 @@
 
 use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend as _, EnforcedBy, ExitStatus, Isolation, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    Backend as _, EnforcedBy, ExitStatus, Isolation, Sandbox, SandboxErrorKind, SandboxExt as _,
+    SandboxPath,
 };
 
 use crate::support::{TestEngine, context_with, open, run, stdout};
@@ -205,27 +206,70 @@ async fn kernel_enforces_limits() {
     sandbox.close().await.unwrap();
 }
 
+/// Sends a request of the proxy and prints the first line of the answer.
+const ASK: &str = "ask() { exec 3<>/dev/tcp/127.0.0.1/${HTTP_PROXY##*:} && \
+    printf '%s HTTP/1.1\\r\\n\\r\\n' \"$1\" >&3 && head -n 1 <&3; };";
+
 #[tokio::test(flavor = "multi_thread")]
-async fn allowed_hosts_are_refused() {
+async fn allowed_hosts_are_reached_through_the_proxy_only() {
     let Some(engine) = TestEngine::from_env() else {
         return;
     };
+    let policy = Policy::network(["allowed.example.com".parse().unwrap()]);
+    // The option does not apply.
+    let backend = engine.backend().with_network("host");
+    let cx = context_with(policy.clone()).durable();
+    let sandbox = backend.open(cx.clone()).await.unwrap();
+    let check = async |sandbox: &dyn Sandbox| {
+        let mut enforcement = sandbox.info().enforcement.iter();
+        let network = enforcement.find(|it| it.field == PolicyField::Network);
+        assert_eq!(network.unwrap().by, EnforcedBy::Kernel);
+        for target in [
+            "GET http://other.example.com/",
+            "CONNECT 127.0.0.1:80",
+            "CONNECT allowed.example.com:22",
+        ] {
+            let output = run(sandbox, &format!("{ASK} ask '{target}'")).await;
+            let (answer, notes) = (output.stdout.text(), &output.exit.notes);
+            assert!(answer.contains(" 403 "), "{target}: {output:?}");
+            assert!(
+                notes.len() == 1 && notes[0].starts_with("network: "),
+                "{notes:?}"
+            );
+        }
+        // Nothing listens on the network of this host, and names have no addresses.
+        let line = "ls /sys/class/net; exec 2>/dev/null; (exec 3<>/dev/tcp/192.0.2.1/80) || echo unreachable; \
+            getent hosts allowed.example.com || echo unknown";
+        assert_eq!(stdout(sandbox, line).await, "lo\nunreachable\nunknown");
+        // The port stays the supervisor's.
+        let bind = "python3 -c 'import socket; socket.create_server((\"127.0.0.1\", 3128))'";
+        assert!(!run(sandbox, bind).await.exit.status.success());
+    };
+    check(&*sandbox).await;
+    let handle = sandbox.persist().await.unwrap();
+    drop(sandbox);
+    let again = backend.reattach(&handle, cx).await.unwrap();
+    check(&*again).await;
+    again.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn allowed_hosts_are_refused_without_supervisor() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let backend = engine.backend().without_supervisor();
     let mut policy = Policy::network(["index.example.org".parse().unwrap()]);
-    let error = engine
-        .backend()
-        .open(context_with(policy.clone()))
-        .await
-        .unwrap_err();
+    let refused = backend.open(context_with(policy.clone())).await;
+    let error = refused.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
     assert_eq!(error.unenforced(), [PolicyField::Network]);
     policy.strictness = Strictness::BestEffort;
-    let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
-    let by = sandbox
-        .info()
-        .enforcement
-        .iter()
-        .find(|it| it.field == PolicyField::Network);
-    assert_eq!(by.unwrap().by, EnforcedBy::NotEnforced);
+    let sandbox = backend.open(context_with(policy)).await.unwrap();
+    let mut enforcement = sandbox.info().enforcement.iter();
+    let network = enforcement.find(|it| it.field == PolicyField::Network);
+    assert_eq!(network.unwrap().by, EnforcedBy::NotEnforced);
+    assert_eq!(stdout(&*sandbox, "echo ${HTTP_PROXY-none}").await, "none");
     sandbox.close().await.unwrap();
 }
 

@@ -2,7 +2,10 @@
 
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::sandbox::{ByteRange, SandboxErrorKind, SandboxPath, SpawnRequest, WriteOptions};
-use cantle_supervisor::frames::{Answer, Channel};
+use cantle_proxy::ProxySettings;
+use cantle_supervisor::frames::{
+    Answer, CONNECTION_ID, CONNECTION_WINDOW, Channel, MAX_CONNECTIONS,
+};
 use cantle_supervisor::wire::{REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
 use futures_util::stream;
 use proptest::prelude::*;
@@ -19,7 +22,7 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
     let id = prop_oneof![4 => Just(FIRST_ID), 1 => any::<u32>()];
     let number = prop_oneof![any::<u64>(), 0..200_000_u64];
     let answer =
-        (0..9_u8, id, channel, number).prop_map(|(kind, id, channel, number)| match kind {
+        (0..10_u8, id, channel, number).prop_map(|(kind, id, channel, number)| match kind {
             0 => Answer::Ready { length: number },
             1 => Answer::Report {
                 id,
@@ -43,6 +46,9 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
             },
             6 => Answer::Taken { id, bytes: number },
             7 => Answer::InputClosed { id },
+            8 => Answer::Connected {
+                id: id | CONNECTION_ID,
+            },
             _ => Answer::Report { id, length: number },
         });
     let payload = prop::collection::vec(any::<u8>(), 0..100);
@@ -102,7 +108,8 @@ async fn check_ends(bytes: Vec<u8>, after: AfterAnswers) {
         }
         let _ = tokio::io::copy(&mut input, &mut tokio::io::sink()).await;
     });
-    let options = RelayOptions::new(SandboxPath::new("/work").unwrap());
+    let mut options = RelayOptions::new(SandboxPath::new("/work").unwrap());
+    options.proxy = Some(ProxySettings::new(Vec::new()));
     let relay = timeout(DEADLINE, Relay::connect(reader, writer, options));
     if let Ok(relay) = relay.await.expect("the client hangs") {
         relay.gone().await;
@@ -150,6 +157,34 @@ async fn more_reports_than_a_command_has_end_the_sandbox() {
     timeout(DEADLINE, check_ends(bytes, AfterAnswers::Wait))
         .await
         .expect("the sandbox has ended");
+}
+
+#[tokio::test]
+async fn more_connections_or_bytes_than_granted_end_the_sandbox() {
+    let connected = |number| {
+        let id = CONNECTION_ID | number;
+        Answer::Connected { id }.encode().to_vec()
+    };
+    let too_many = (0..=u32::try_from(MAX_CONNECTIONS).unwrap()).map(connected);
+    let not_a_connection = Answer::Connected { id: 7 }.encode();
+    // The proxy waits for the end of a head, which is too long for it; it reads no more.
+    let piece = [b'x'; 1000];
+    let output = Answer::Output {
+        id: CONNECTION_ID,
+        channel: Channel::Stderr,
+        length: piece.len() as u64,
+    };
+    let output = [&output.encode()[..], &piece].concat();
+    let too_long = [connected(0), output.repeat(CONNECTION_WINDOW / piece.len())].concat();
+    for bytes in [
+        too_many.flatten().collect(),
+        not_a_connection.to_vec(),
+        too_long,
+    ] {
+        timeout(DEADLINE, check_ends(bytes, AfterAnswers::Wait))
+            .await
+            .expect("the sandbox has ended");
+    }
 }
 
 /// Answers the tasks that find a shell, and then nothing.

@@ -13,4 +13,5 @@ mod directories;
 mod ending;
 mod flow;
 mod hostile;
+mod proxy;
 mod support;

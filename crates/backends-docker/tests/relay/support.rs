@@ -17,6 +17,7 @@ use cantle_core::sandbox::{
     Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath,
     SpawnRequest, WriteOptions,
 };
+use cantle_proxy::ProxySettings;
 use cantle_supervisor::PROGRAM;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
@@ -125,6 +126,8 @@ pub(crate) struct RelayBackend {
     relay: Option<u32>,
     /// The commands' user; `None` for the relay's user.
     commands: Option<u32>,
+    /// The proxy, and its port on this host.
+    proxy: Option<(ProxySettings, u16)>,
 }
 
 impl RelayBackend {
@@ -133,6 +136,7 @@ impl RelayBackend {
         Self {
             relay: is_root().then_some(NOBODY),
             commands: None,
+            proxy: None,
         }
     }
 
@@ -141,7 +145,23 @@ impl RelayBackend {
         Self {
             relay: None,
             commands: Some(NOBODY),
+            proxy: None,
         }
+    }
+
+    /// Gives commands a proxy on a free port.
+    pub(crate) fn with_proxy(self, settings: ProxySettings) -> Self {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        Self {
+            proxy: Some((settings, port)),
+            ..self
+        }
+    }
+
+    /// Returns the port of the proxy.
+    pub(crate) fn proxy_port(&self) -> u16 {
+        self.proxy.as_ref().unwrap().1
     }
 
     /// Runs the commands as this user.
@@ -192,6 +212,10 @@ impl RelayBackend {
         // Installing it needs privileges that the unprivileged relay lacks.
         options.filters_calls = self.commands.is_some();
         options.limits = policy.limits.clone();
+        if let Some((settings, port)) = &self.proxy {
+            options.proxy = Some(settings.clone());
+            options.proxy_port = *port;
+        }
         options
             .environment
             .insert("HOME".into(), base.join("work").into());

@@ -50,9 +50,6 @@ const NEW_NAMESPACES: u64 = {
 };
 const NEW_NETWORK: u64 = 0x4000_0000;
 
-/// The port of the proxy on a sandbox's 127.0.0.1.
-pub(crate) const PROXY_PORT: u16 = 3128;
-
 /// The input of a [`Plan`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConfinementRequest<'a> {
@@ -139,7 +136,9 @@ impl Plan {
             if let Some(network) = &policy.network {
                 steps.add("start the loopback interface", &Step::Loopback);
                 if matches!(network, Network::Hosts(_)) {
-                    let listen = Step::Listen { port: PROXY_PORT };
+                    let listen = Step::Listen {
+                        port: cantle_proxy::PORT,
+                    };
                     steps.add("listen for the proxy", &listen);
                 }
             }

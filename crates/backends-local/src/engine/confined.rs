@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cantle_command_driver::explain_oom_kill;
 use cantle_core::policy::{Network, Policy, Strictness};
 use cantle_core::sandbox::{Enforcement, Exit, SandboxError, SandboxPath};
+use cantle_proxy::{Denials, Proxy, ProxySettings};
 use cantle_supervisor::wire::Order;
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
@@ -19,12 +20,11 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use super::{BuiltEngine, check_enforced, check_owner};
-use crate::confinement::{self, ConfinementRequest, EnforcementState, PROXY_PORT, Plan};
+use crate::confinement::{self, ConfinementRequest, EnforcementState, Plan};
 use crate::files::{Root, ViewPaths};
 use crate::groups::{Groups, LimitEvents};
 use crate::identity::Identity;
 use crate::mode::{Mode, is_confined};
-use crate::proxy::{Denials, Proxy, ProxySettings};
 use crate::readiness::register;
 use crate::settings::LocalSettings;
 use crate::storage::Storage;
@@ -80,7 +80,7 @@ impl Engine {
             ));
         }
         let failed = |error: io::Error| SandboxError::connect_failed(port, &error);
-        if self.proxy.is_some() && port == PROXY_PORT {
+        if self.proxy.is_some() && port == cantle_proxy::PORT {
             return Err(failed(io::ErrorKind::ConnectionRefused.into()));
         }
         let connecting = async {
@@ -284,7 +284,7 @@ pub(crate) fn build(
         let listener = adopt_opened(root, &plan, outcome, workspace)?;
         let proxy = match (listener, &policy.network) {
             (Some(listener), Some(Network::Hosts(hosts))) => {
-                let proxy = Proxy::start(listener, ProxySettings::new(hosts.clone()));
+                let proxy = Proxy::listen(listener, ProxySettings::new(hosts.clone()));
                 Some(proxy.map_err(|error| SandboxError::io("failed to start the proxy", error))?)
             }
             _ => None,
@@ -296,7 +296,9 @@ pub(crate) fn build(
             limits,
             // As in its `/etc/passwd`.
             user: (mode == Mode::Namespaces).then_some("user"),
-            proxy_port: proxy.as_ref().map(|_| PROXY_PORT),
+            proxy_variables: proxy
+                .as_ref()
+                .map_or_else(Vec::new, |_| cantle_proxy::variables(cantle_proxy::PORT)),
             engine: Engine {
                 supervisor,
                 groups,

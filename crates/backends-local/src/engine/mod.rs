@@ -28,8 +28,8 @@ pub(crate) struct BuiltEngine {
     pub(crate) limits: Limits,
     /// The user's name, if the sandbox has a user database of its own.
     pub(crate) user: Option<&'static str>,
-    /// The port of the proxy on 127.0.0.1.
-    pub(crate) proxy_port: Option<u16>,
+    /// The variables by which programs find the proxy, if there is one.
+    pub(crate) proxy_variables: Vec<(&'static str, String)>,
 }
 
 /// Fails if a field of a strict policy isn't enforced; `reasons` explain why.

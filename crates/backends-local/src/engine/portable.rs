@@ -52,7 +52,7 @@ pub(crate) fn build(
         enforcement: check_enforced(policy, report, &[REASON.to_owned()])?,
         limits: policy.limits.clone(),
         user: None,
-        proxy_port: None,
+        proxy_variables: Vec::new(),
     })
 }
 

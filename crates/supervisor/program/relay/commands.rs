@@ -1,13 +1,20 @@
-//! The commands of a relay: their pipes, and the credit of each channel.
+//! The commands and connections of a relay: their pipes or sockets, and the credit of each channel.
 
 use super::buffer::Buffer;
 use super::outgoing::Outgoing;
-use crate::frames::{Answer, Channel, INPUT_WINDOW, MAX_PAYLOAD, OUTPUT_WINDOW, StdioMode, cost};
+use crate::frames::{
+    Answer, CONNECTION_ID, CONNECTION_WINDOW, Channel, INPUT_WINDOW, MAX_CONNECTIONS, MAX_PAYLOAD,
+    OUTPUT_WINDOW, StdioMode, cost,
+};
 use crate::sys::{self, EAGAIN, EINTR, Fd, List, NONE, PollFd};
 use crate::wire::Report;
 
 /// Maximum number of commands that have processes or output.
 const MAX_COMMANDS: usize = 512;
+/// Maximum number of commands and connections.
+const MAX_SLOTS: usize = MAX_COMMANDS + MAX_CONNECTIONS;
+/// Descriptors that are polled besides those of commands.
+const STREAM_POLLS: usize = 4;
 /// Maximum number of a command's descriptors that are polled.
 const MAX_POLLED: usize = 5;
 /// With less credit than this no output is read; the next grant comes soon.
@@ -18,16 +25,18 @@ const TAKEN_STEP: u64 = INPUT_WINDOW as u64 / 8;
 /// the total per user and then hands out tiny pipes.
 const LARGE_PIPE: usize = 256 * 1024;
 
-/// The commands that have processes or output.
+/// The commands that have processes or output, and the connections.
 pub struct RelayedCommands {
-    commands: [Option<RelayedCommand>; MAX_COMMANDS],
+    commands: [Option<RelayedCommand>; MAX_SLOTS],
+    /// The number of connections among them.
+    connections: usize,
     /// The index after the last used slot.
     end: usize,
     /// Rounds in which output was read; determines which command comes first.
     round: usize,
-    polls: [PollFd; 3 + MAX_COMMANDS * MAX_POLLED],
-    /// For each polled descriptor after the first three: slot, command id and source.
-    sources: [(usize, u32, PollSource); MAX_COMMANDS * MAX_POLLED],
+    polls: [PollFd; STREAM_POLLS + MAX_SLOTS * MAX_POLLED],
+    /// For each polled descriptor of a command: slot, command id and source.
+    sources: [(usize, u32, PollSource); MAX_SLOTS * MAX_POLLED],
 }
 
 /// A polled descriptor of a command.
@@ -41,11 +50,12 @@ pub enum PollSource {
 impl RelayedCommands {
     pub fn new() -> Self {
         Self {
-            commands: [const { None }; MAX_COMMANDS],
+            commands: [const { None }; MAX_SLOTS],
+            connections: 0,
             end: 0,
             round: 0,
-            polls: [const { PollFd::readable(NONE) }; 3 + MAX_COMMANDS * MAX_POLLED],
-            sources: [(0, 0, PollSource::Report); MAX_COMMANDS * MAX_POLLED],
+            polls: [const { PollFd::readable(NONE) }; STREAM_POLLS + MAX_SLOTS * MAX_POLLED],
+            sources: [(0, 0, PollSource::Report); MAX_SLOTS * MAX_POLLED],
         }
     }
 
@@ -54,34 +64,54 @@ impl RelayedCommands {
         all.find(|command| command.id == id)
     }
 
-    /// Fails if no slot is free.
+    /// Fails if there are as many commands as there may be.
     pub fn check_room(&self) -> sys::Result<()> {
-        let free = self.commands.iter().find(|slot| slot.is_none());
-        free.map(drop).ok_or(EAGAIN)
+        let used = self.commands[..self.end].iter().flatten().count() - self.connections;
+        if used < MAX_COMMANDS {
+            Ok(())
+        } else {
+            Err(EAGAIN)
+        }
+    }
+
+    /// Whether there may be another connection.
+    pub fn has_room_for_connection(&self) -> bool {
+        self.connections < MAX_CONNECTIONS
     }
 
     pub fn add(&mut self, command: RelayedCommand) {
         if let Some(at) = self.commands.iter().position(Option::is_none) {
+            self.connections += usize::from(command.is_connection());
             self.commands[at] = Some(command);
             self.end = self.end.max(at + 1);
         }
     }
 
-    /// Frees the slots of commands that have neither processes nor output.
-    pub fn clean(&mut self) {
+    /// Frees the slots of commands that have neither processes nor output; returns whether there were any.
+    pub fn clean(&mut self) -> bool {
+        let mut freed = false;
         for slot in &mut self.commands[..self.end] {
-            if slot.as_ref().is_some_and(RelayedCommand::is_over) {
+            if let Some(command) = slot
+                && command.is_over()
+            {
+                self.connections -= usize::from(command.is_connection());
                 *slot = None;
+                freed = true;
             }
         }
         while self.end > 0 && self.commands[self.end - 1].is_none() {
             self.end -= 1;
         }
+        freed
     }
 
     /// Waits until the stream or a command is ready. Returns the number of polled descriptors of commands,
     /// to be passed to [`ready`](Self::ready).
-    pub fn poll(&mut self, stream: &mut [PollFd; 3], takes_output: bool) -> sys::Result<usize> {
+    pub fn poll(
+        &mut self,
+        stream: &mut [PollFd; STREAM_POLLS],
+        takes_output: bool,
+    ) -> sys::Result<usize> {
         let mut count = 0;
         // Rotates commands and channels, for fairness: there may be room for the output of one only.
         self.round = self.round.wrapping_add(usize::from(takes_output));
@@ -92,7 +122,7 @@ impl RelayedCommands {
                 continue;
             };
             let mut add = |poll, source| {
-                self.polls[3 + count] = poll;
+                self.polls[STREAM_POLLS + count] = poll;
                 self.sources[count] = (at, command.id, source);
                 count += 1;
             };
@@ -110,10 +140,10 @@ impl RelayedCommands {
                 }
             }
         }
-        let (ours, _) = self.polls.split_at_mut(3 + count);
-        ours[..3].swap_with_slice(stream);
+        let (ours, _) = self.polls.split_at_mut(STREAM_POLLS + count);
+        ours[..STREAM_POLLS].swap_with_slice(stream);
         let polled = sys::poll(ours, -1);
-        ours[..3].swap_with_slice(stream);
+        ours[..STREAM_POLLS].swap_with_slice(stream);
         polled.map(|_| count)
     }
 
@@ -122,7 +152,9 @@ impl RelayedCommands {
         let (slot, id, source) = self.sources[at];
         // The slot may have been freed, and reused, in this round.
         let command = self.commands[slot].as_mut().filter(|it| it.id == id)?;
-        self.polls[3 + at].is_ready().then_some((source, command))
+        self.polls[STREAM_POLLS + at]
+            .is_ready()
+            .then_some((source, command))
     }
 }
 
@@ -177,7 +209,7 @@ impl CommandPipes {
     }
 }
 
-/// A command of the relay.
+/// A command of the relay, or a connection.
 pub struct RelayedCommand {
     pub id: u32,
     /// Its first process, once started.
@@ -198,8 +230,30 @@ impl RelayedCommand {
             report: pipes.report,
             is_terminal: stdout == NONE,
             input: InputPipe::new(pipes.input),
-            outputs: [stdout, stderr, NONE].map(OutputPipe::new),
+            outputs: [stdout, stderr, NONE].map(|pipe| OutputPipe::new(pipe, OUTPUT_WINDOW)),
         }
+    }
+
+    /// Returns a connection, whose socket it closes.
+    pub fn connection(id: u32, socket: Fd) -> sys::Result<Self> {
+        let sending = sys::dup_above(socket, 3)?;
+        let nothing = || OutputPipe::new(NONE, 0);
+        Ok(Self {
+            id,
+            pid: None,
+            report: NONE,
+            is_terminal: false,
+            input: InputPipe::new(sending),
+            outputs: [
+                OutputPipe::new(socket, CONNECTION_WINDOW),
+                nothing(),
+                nothing(),
+            ],
+        })
+    }
+
+    fn is_connection(&self) -> bool {
+        self.id & CONNECTION_ID != 0
     }
 
     /// Returns the master of its terminal while that is open.
@@ -247,14 +301,16 @@ impl RelayedCommand {
         }
     }
 
+    /// Whether it has neither processes nor open pipes.
     fn is_over(&self) -> bool {
-        self.report == NONE && self.outputs.iter().all(|output| output.pipe == NONE)
+        let mut outputs = self.outputs.iter();
+        self.report == NONE && !self.input.is_open() && outputs.all(|output| output.pipe == NONE)
     }
 
     pub fn grant(&mut self, channel: Channel, credit: u64) {
         let output = &mut self.outputs[channel as usize];
         let credit = usize::try_from(credit).unwrap_or(OUTPUT_WINDOW);
-        output.credit = output.credit.saturating_add(credit).min(OUTPUT_WINDOW);
+        output.credit = output.credit.saturating_add(credit).min(output.window);
     }
 
     /// Discards all further output of a channel.
@@ -271,11 +327,11 @@ impl RelayedCommand {
     pub fn forward_list(&mut self, pipe: Fd) {
         let output = &mut self.outputs[Channel::Processes as usize];
         close(&mut output.pipe);
-        *output = OutputPipe::new(pipe);
+        *output = OutputPipe::new(pipe, OUTPUT_WINDOW);
     }
 
-    /// Forwards output of a channel; returns whether it is at its end.
-    pub fn forward(&mut self, channel: Channel, outgoing: &mut Outgoing) -> sys::Result<bool> {
+    /// Forwards output of a channel.
+    pub fn forward(&mut self, channel: Channel, outgoing: &mut Outgoing) -> sys::Result<()> {
         let id = self.id;
         let output = &mut self.outputs[channel as usize];
         let read = if output.is_discarded {
@@ -290,15 +346,14 @@ impl RelayedCommand {
                 if !output.is_discarded {
                     output.credit -= cost(count);
                 }
-                Ok(false)
+                Ok(())
             }
-            Err(EAGAIN | EINTR) => Ok(false),
+            Err(EAGAIN | EINTR) => Ok(()),
             // `EIO` is the end of a terminal.
             Ok(0) | Err(_) => {
                 let total = output.total;
                 close(&mut output.pipe);
-                outgoing.send(Answer::End { id, channel, total }, &[])?;
-                Ok(true)
+                outgoing.send(Answer::End { id, channel, total }, &[])
             }
         }
     }
@@ -325,8 +380,12 @@ impl RelayedCommand {
 
     /// Counts consumed input, and reports it in steps; an owner that has used the whole window gets one.
     fn add_taken(&mut self, bytes: usize, outgoing: &mut Outgoing) -> sys::Result<()> {
+        let step = match self.is_connection() {
+            true => CONNECTION_WINDOW as u64 / 8,
+            false => TAKEN_STEP,
+        };
         self.input.unreported += bytes as u64;
-        if self.input.unreported < TAKEN_STEP {
+        if self.input.unreported < step {
             return Ok(());
         }
         let (id, bytes) = (self.id, core::mem::take(&mut self.input.unreported));
@@ -443,6 +502,10 @@ impl InputPipe {
     }
 
     fn close(&mut self) {
+        if self.is_open() {
+            // A connection still receives by another descriptor. Pipes refuse it.
+            let _ = sys::shutdown_sending(self.pipe);
+        }
         close(&mut self.pipe);
         self.buffer.release();
     }
@@ -452,16 +515,19 @@ impl InputPipe {
 struct OutputPipe {
     pipe: Fd,
     credit: usize,
+    /// The most credit that it has.
+    window: usize,
     /// Bytes read so far.
     total: u64,
     is_discarded: bool,
 }
 
 impl OutputPipe {
-    fn new(pipe: Fd) -> Self {
+    fn new(pipe: Fd, window: usize) -> Self {
         Self {
             pipe,
-            credit: OUTPUT_WINDOW,
+            credit: window,
+            window,
             total: 0,
             is_discarded: false,
         }

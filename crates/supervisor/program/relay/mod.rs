@@ -12,10 +12,12 @@ mod outgoing;
 use self::commands::{CommandPipes, PollSource, RelayedCommand, RelayedCommands};
 use self::incoming::Incoming;
 use self::outgoing::Outgoing;
-use crate::frames::{Answer, Channel, Request, StdioMode};
+use crate::frames::{Answer, CONNECTION_ID, Channel, MAX_CONNECTIONS, Request, StdioMode};
 use crate::init;
 use crate::setup::Mounts;
-use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, List, MAX_FDS, NONE, PollFd};
+use crate::sys::{
+    self, EAGAIN, EINVAL, EMFILE, ENFILE, Errno, Fd, Forked, List, MAX_FDS, NONE, PollFd,
+};
 use crate::tree::Tree;
 use crate::wire::{Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage};
 
@@ -75,8 +77,14 @@ fn start() -> sys::Result<Option<Relay>> {
     let body = incoming.body(length)?;
     let (init, control) = start_init(body)?;
     let mut reply = [0; SETUP_REPLY_BYTES];
-    if sys::receive(control, &mut reply)?.length == 0 {
+    let received = sys::receive(control, &mut reply)?;
+    if received.length == 0 {
         return Err(sys::EIO);
+    }
+    // Of the steps of a container, only `Listen` opens something.
+    let listener = received.fds.first().copied().unwrap_or(NONE);
+    if listener != NONE {
+        sys::set_nonblocking(listener)?;
     }
     let length = reply.len() as u64;
     outgoing.send(Answer::Ready { length }, &reply)?;
@@ -89,6 +97,12 @@ fn start() -> sys::Result<Option<Relay>> {
         init,
         control,
         commands: RelayedCommands::new(),
+        listener: Listener {
+            socket: listener,
+            credit: MAX_CONNECTIONS,
+            last_id: CONNECTION_ID,
+            is_out_of_descriptors: false,
+        },
     }))
 }
 
@@ -123,6 +137,17 @@ struct Relay {
     init: i32,
     control: Fd,
     commands: RelayedCommands,
+    listener: Listener,
+}
+
+/// The socket on which clients reach the sandbox's proxy.
+struct Listener {
+    socket: Fd,
+    /// The number of connections that the owner allows.
+    credit: usize,
+    last_id: u32,
+    /// Whether the last connection could not be accepted; until another has ended, none is tried.
+    is_out_of_descriptors: bool,
 }
 
 /// The payload that is being received: input of a command, or its body.
@@ -152,13 +177,20 @@ impl Relay {
         let mut pending = None;
         loop {
             let takes_output = self.outgoing.is_empty();
+            if self.commands.clean() {
+                self.listener.is_out_of_descriptors = false;
+            }
+            let accepts = self.listener.credit > 0
+                && !self.listener.is_out_of_descriptors
+                && self.commands.has_room_for_connection();
             let mut stream = [
                 PollFd::readable(INPUT),
                 PollFd::writable(if takes_output { NONE } else { OUTPUT }),
                 PollFd::readable(self.control),
+                PollFd::readable(if accepts { self.listener.socket } else { NONE }),
             ];
             let polled = self.commands.poll(&mut stream, takes_output)?;
-            let [input, output, control] = stream.map(|polled| polled.is_ready());
+            let [input, output, control, client] = stream.map(|polled| polled.is_ready());
             if control {
                 // Init never writes there: it has ended, and the commands with it.
                 return Err(sys::EIO);
@@ -174,6 +206,9 @@ impl Relay {
             }
             for at in 0..polled {
                 self.handle_ready(at)?;
+            }
+            if client {
+                self.accept()?;
             }
             self.outgoing.flush()?;
         }
@@ -282,9 +317,9 @@ impl Relay {
             Request::Discard { id, channel } => {
                 if let Some(command) = self.commands.find(id) {
                     command.discard(channel);
-                    self.commands.clean();
                 }
             }
+            Request::Accept => self.listener.credit += 1,
             Request::Signal { id, signal } => {
                 if let Some(pid) = self.commands.find(id).and_then(|command| command.pid) {
                     self.order(Order::Signal { id, pid, signal }, &[])?;
@@ -301,6 +336,27 @@ impl Relay {
             }
         }
         Ok(None)
+    }
+
+    /// Accepts a connection of a client, if it still waits.
+    fn accept(&mut self) -> sys::Result<()> {
+        let listener = &mut self.listener;
+        let id = CONNECTION_ID | listener.last_id.wrapping_add(1);
+        let accepted = sys::accept(listener.socket).and_then(|socket| {
+            RelayedCommand::connection(id, socket).inspect_err(|_| sys::close(socket))
+        });
+        match accepted {
+            Ok(connection) => {
+                (listener.credit, listener.last_id) = (listener.credit - 1, id);
+                self.commands.add(connection);
+                self.outgoing.send(Answer::Connected { id }, &[])
+            }
+            Err(EMFILE | ENFILE) => {
+                listener.is_out_of_descriptors = true;
+                Ok(())
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     fn order(&self, order: Order, fds: &[Fd]) -> sys::Result<()> {
@@ -386,7 +442,6 @@ impl Relay {
                     None => {
                         command.end();
                         self.outgoing.send(Answer::Gone { id }, &[])?;
-                        self.commands.clean();
                     }
                 }
             }
@@ -394,8 +449,8 @@ impl Relay {
             PollSource::Output(channel) => {
                 // Output of another command may be in the buffer.
                 self.outgoing.flush()?;
-                if self.outgoing.is_empty() && command.forward(channel, &mut self.outgoing)? {
-                    self.commands.clean();
+                if self.outgoing.is_empty() {
+                    command.forward(channel, &mut self.outgoing)?;
                 }
             }
         }

@@ -81,7 +81,20 @@ pub fn end_sending(socket: Fd) {
     let _ = call!(48, socket.0, 1 /* SHUT_WR */);
 }
 
+/// Accepts a connection, whose reads and writes don't block and whose short writes are not delayed.
+pub fn accept(listener: Fd) -> Result<Fd> {
+    const SOCK_NONBLOCK_CLOEXEC: usize = 0o200_4000;
+    const TCP: usize = 6;
+    const TCP_NODELAY: usize = 1;
+    let socket = call!(288, listener.0, 0, 0, SOCK_NONBLOCK_CLOEXEC)?;
+    let enabled = 1_i32;
+    let _ = call!(54, socket, TCP, TCP_NODELAY, &raw const enabled, 4);
+    Ok(Fd(socket as i32))
+}
+
 system_calls! {
+    /// Ends one direction of a connection.
+    fn shutdown_sending(socket: Fd) = 48(socket.0, 1 /* SHUT_WR */);
     /// Makes a terminal the controlling one of the calling session.
     fn take_terminal(fd: Fd) = 16(fd.0, 0x540E /* TIOCSCTTY */, 0);
 }

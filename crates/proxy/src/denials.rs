@@ -10,13 +10,13 @@ const MAX_HOST_CHARS: usize = 80;
 
 /// A refused host. Displays as a note for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Denied {
+pub struct Denied {
     /// The requested host, shortened.
-    pub(crate) host: String,
+    pub host: String,
     /// The port; 0 if there was none.
-    pub(crate) port: u16,
+    pub port: u16,
     /// The reason, and what is allowed instead.
-    pub(crate) reason: String,
+    pub reason: String,
 }
 
 impl Denied {
@@ -38,7 +38,7 @@ impl fmt::Display for Denied {
 
 /// The refusals of a proxy: the latest, each once.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Denials(Arc<Mutex<Log>>);
+pub struct Denials(Arc<Mutex<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
@@ -48,12 +48,14 @@ struct Log {
 
 impl Denials {
     /// Returns the current position of the log, for [`since`](Self::since).
-    pub(crate) fn mark(&self) -> u64 {
+    #[must_use]
+    pub fn mark(&self) -> u64 {
         self.log().next
     }
 
     /// Returns the refusals since a position, including those of concurrent commands.
-    pub(crate) fn since(&self, mark: u64) -> Vec<Denied> {
+    #[must_use]
+    pub fn since(&self, mark: u64) -> Vec<Denied> {
         let log = self.log();
         let new = log.kept.iter().filter(|(at, _)| *at >= mark);
         new.map(|(_, denied)| denied.clone()).collect()

@@ -202,7 +202,7 @@ async fn request_to_dropped_proxy_is_cut() {
 #[test]
 fn own_public_addresses_are_refused() {
     const INSIDE: &str = "CANTLE_TEST_OWN_NETWORK";
-    const TEST: &str = "proxy::tests::hostile::own_public_addresses_are_refused";
+    const TEST: &str = "tests::hostile::own_public_addresses_are_refused";
     if std::env::var_os(INSIDE).is_none() {
         let script = "ip link set lo up && ip address add 198.51.101.1/24 dev lo && \
                       ip address add 198.51.101.2/24 dev lo && ip -6 address add 2003::1/128 dev lo nodad && \

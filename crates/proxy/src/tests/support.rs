@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::denials::Denied;
-use super::super::{Proxy, ProxySettings, Resolver};
+use crate::denials::Denied;
+use crate::{Proxy, ProxySettings, Resolver};
 
 /// Deadline of an expected event.
 pub(super) const SOON: Duration = Duration::from_secs(60);
@@ -118,7 +118,7 @@ impl World {
             }
         }
         settings.resolver = Arc::new(names.clone());
-        let proxy = Proxy::start(listener, settings).unwrap();
+        let proxy = Proxy::listen(listener, settings).unwrap();
         Self {
             names,
             proxy: Some(proxy),
