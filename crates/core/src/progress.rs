@@ -11,7 +11,8 @@ pub trait Progress: fmt::Debug + Send + Sync {
 
 /// Discards all output.
 #[derive(Debug)]
-pub(crate) struct NoProgress;
+#[expect(clippy::exhaustive_structs, reason = "it holds nothing")]
+pub struct NoProgress;
 
 impl Progress for NoProgress {
     fn output(&self, _: &str) {}

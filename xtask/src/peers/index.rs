@@ -1,10 +1,10 @@
-//! The package indexes of this machine's pip and npm, from which commands in a sandbox install packages.
+//! The package indexes of this machine's pip and npm, from which commands in a sandbox install packages, and uv.
 
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Ready, Workshop};
+use super::{Ready, Workshop, python};
 use crate::shell;
 
 /// Prints the URL of the index and the host of its files, as pip knows them.
@@ -46,5 +46,9 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ("CANTLE_TEST_INDEX", index.to_owned()),
         ("CANTLE_TEST_INDEX_FILES", files.to_owned()),
         ("CANTLE_TEST_REGISTRY", registry.trim().to_owned()),
+        (
+            "CANTLE_TEST_UV",
+            python::uv(workshop)?.display().to_string(),
+        ),
     ]))
 }

@@ -64,13 +64,13 @@ impl Python {
             path.display(),
             packages.join(" ")
         );
-        let uv = install_uv(workshop)?;
+        let (uv, installer) = (install_uv(workshop)?, uv(workshop)?);
         let directory = workshop.cached(peer, &recipe, |directory| {
             let constraints = directory.join("constraints.txt");
             fs::write(&constraints, pins)?;
             let venv = directory.join("venv");
             workshop.step(peer, Command::new(path).args(["-m", "venv"]).arg(&venv))?;
-            let mut install = Command::new(uv.join("venv/bin/uv"));
+            let mut install = Command::new(&installer);
             install
                 .args(["pip", "install", "--quiet", "--python"])
                 .arg(venv.join("bin/python"))
@@ -89,6 +89,11 @@ impl Python {
         })?;
         Ok(Environment { directory })
     }
+}
+
+/// Returns the program uv.
+pub fn uv(workshop: &Workshop) -> Result<PathBuf> {
+    Ok(install_uv(workshop)?.join("venv/bin/uv"))
 }
 
 /// Installs uv, once, and returns its directory. It takes a tenth of pip's CPU time for the environments of the peers.

@@ -32,6 +32,7 @@ mod reports;
 mod resume;
 mod run;
 mod serve;
+mod serve_interpreter;
 mod serve_mcp;
 mod serve_tools;
 mod settings;

@@ -122,13 +122,7 @@ fn with_wheel(env: TestEnv) -> TestEnv {
 async fn packages_are_installed_once_for_programs_and_runs() {
     let env = TestEnv::new();
     env.write("program.py", "import chartless\nprint(chartless.VALUE)\n");
-    let mut wheel = std::process::Command::new("python3");
-    let written = wheel.args(["-c", WHEEL]).current_dir(env.path("")).status();
-    assert!(written.unwrap().success());
-    let directory = env.path("").display().to_string();
-    let env = env
-        .set("PIP_NO_INDEX", "1")
-        .set("PIP_FIND_LINKS", directory);
+    let env = with_wheel(env);
     let program = ["python", "--package", "chartless", "program.py"];
     let exited = env.run(program).await;
     assert_eq!(
@@ -174,6 +168,38 @@ async fn packages_are_installed_once_for_programs_and_runs() {
     );
     let option = env.run(["python", "--package=--pre", "program.py"]).await;
     assert_eq!(option.code, Some(2), "{option:?}");
+}
+
+/// P25 of Mellea's tests: pip installs packages where uv is absent.
+#[tokio::test]
+async fn uv_installs_packages_where_it_is_and_pip_elsewhere() {
+    let missing = async |uv: Option<&str>| {
+        let env = with_wheel(TestEnv::new());
+        if let Some(uv) = uv {
+            std::os::unix::fs::symlink(uv, env.path("uv")).unwrap();
+        }
+        let path = format!("{}:/usr/bin:/bin", env.path("").display());
+        let env = env.set("PATH", path);
+        env.write("program.py", "import chartless\nprint(chartless.VALUE)\n");
+        let program = ["python", "--package", "chartless", "program.py"];
+        let exited = env.run(program).await;
+        assert_eq!(&*exited.stdout, "42\n", "{exited:?}");
+        let missing = ["python", "--package", "none-such", "program.py"];
+        env.run(missing).await.stderr
+    };
+    let stderr = missing(None).await;
+    assert!(
+        stderr.contains("No matching distribution found for none-such"),
+        "{stderr}"
+    );
+    let Ok(uv) = std::env::var("CANTLE_TEST_UV") else {
+        return skip("no CANTLE_TEST_UV; `cargo xtask test` prepares it");
+    };
+    let stderr = missing(Some(&uv)).await;
+    assert!(
+        stderr.contains("none-such was not found in the provided package locations"),
+        "{stderr}"
+    );
 }
 
 /// Runs a table's sum, a failure and a package in a kind of sandbox, and returns what the model saw.

@@ -28,15 +28,24 @@ impl RunningProgram {
     }
 
     /// Sends SIGKILL.
-    async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 }
 
 /// Starts a server, and returns it with an environment for its clients.
 pub(crate) async fn serve(env: &TestEnv, backend: &str) -> (RunningProgram, TestEnv) {
+    serve_with(env, backend, &[]).await
+}
+
+/// Starts a server with more flags.
+pub(crate) async fn serve_with(
+    env: &TestEnv,
+    backend: &str,
+    flags: &[&str],
+) -> (RunningProgram, TestEnv) {
     let args = ["serve", "--listen", "127.0.0.1:0", "--backend", backend];
-    let mut server = RunningProgram::start(env.command(args));
+    let mut server = RunningProgram::start(env.command(args.iter().chain(flags)));
     let line = server.next_line().await;
     let (_, variables) = line.split_once(": ").unwrap();
     let mut client = TestEnv::new();

@@ -10,15 +10,23 @@ use tokio::time::timeout;
 use crate::support::{DEADLINE, TestEnv, send, wait_for_exit};
 
 /// A running server.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
     async fn start(env: &TestEnv, listen: &str) -> Self {
-        let args = ["serve", "--tools", "--listen", listen, "--key-file", "keys"];
+        let args = ["--tools", "--listen", listen, "--key-file", "keys"];
         let args = args.into_iter().chain(["--principals", "principals"]);
+        Self::start_with(env, args).await
+    }
+
+    pub(crate) async fn start_with<'a>(
+        env: &TestEnv,
+        args: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let args = ["serve"].into_iter().chain(args);
         let mut child = env.command(args).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
         let line = timeout(DEADLINE, lines.next_line()).await.unwrap();
@@ -29,7 +37,7 @@ impl Server {
     }
 
     /// Returns the status and the body of an answer.
-    async fn request(&self, head: &str, body: &str) -> (u16, String) {
+    pub(crate) async fn request(&self, head: &str, body: &str) -> (u16, String) {
         let mut connection = TcpStream::connect(&self.address).await.unwrap();
         let request = format!(
             "{head}\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
@@ -55,7 +63,7 @@ impl Server {
         serde_json::from_str(&body).unwrap()
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         send(&self.child, Signal::TERM);
         let exited = wait_for_exit(self.child).await;
         assert_eq!(exited.code, Some(0), "{exited:?}");

@@ -40,7 +40,7 @@ pub use self::requirements::Requirements;
 use crate::content::Content;
 use crate::metadata::Metadata;
 use crate::principal::Level;
-pub use crate::progress::Progress;
+pub use crate::progress::{NoProgress, Progress};
 
 /// Default time limit for one call.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);

@@ -183,11 +183,8 @@ impl PackageRequest {
     /// Requests packages for the `python3` of this machine's sandboxes, from the index that pip and uv are configured
     /// with here.
     pub fn new(specifiers: impl IntoIterator<Item = PackageSpecifier>) -> Self {
-        let mut specifiers: Vec<_> = specifiers.into_iter().collect();
-        specifiers.sort();
-        specifiers.dedup();
-        Self {
-            specifiers,
+        let request = Self {
+            specifiers: Vec::new(),
             python: None,
             target: None,
             read_roots: Vec::new(),
@@ -195,7 +192,16 @@ impl PackageRequest {
             index: PackageIndex::of_this_machine(),
             refresh: false,
             strictness: Strictness::Strict,
-        }
+        };
+        request.specifiers(specifiers)
+    }
+
+    /// Sets the packages.
+    pub fn specifiers(mut self, specifiers: impl IntoIterator<Item = PackageSpecifier>) -> Self {
+        self.specifiers = specifiers.into_iter().collect();
+        self.specifiers.sort();
+        self.specifiers.dedup();
+        self
     }
 
     /// Sets the Python that the packages are for: a name on the sandbox's `PATH`, or a path in the sandbox.
@@ -210,9 +216,9 @@ impl PackageRequest {
         self
     }
 
-    /// Sets host paths that this machine's Python needs, besides the system's.
+    /// Adds host paths that this machine's Python needs, besides the system's.
     pub fn read_roots(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.read_roots = paths.into_iter().collect();
+        self.read_roots.extend(paths);
         self
     }
 

@@ -1,6 +1,8 @@
 //! Mellea's own tests, line by line: P and Q and R of its behaviour. A line that differs here has the reason.
 
+mod docker;
 mod execution;
+mod packages;
 mod policies;
 mod requirements;
 
@@ -13,7 +15,7 @@ use cantle_python::compat::mellea::{
     WarningCategory,
 };
 
-/// Mellea's tiers on this machine. The Docker tiers have a backend that never opens.
+/// Mellea's tiers on this machine. The Docker tiers have no backend.
 pub(crate) fn mellea() -> Mellea {
     Mellea::new().local(LocalBackend::new())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
-use cantle_core::policy::Policy;
+use cantle_core::policy::{HostPattern, Policy};
 use cantle_core::sandbox::{Backend as _, SandboxContext};
 use cantle_core::tool::{OpenContext, Progress, ToolProvider as _};
 use cantle_python::{
@@ -52,12 +52,12 @@ impl Lines {
 }
 
 /// A store, and a directory of wheels in place of an index.
-struct Place {
+pub(crate) struct Place {
     directory: TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         // The user that runs commands enters it.
         let mode = fs::Permissions::from_mode(0o711);
@@ -79,11 +79,11 @@ impl Place {
         assert!(written.expect("Python starts").success());
     }
 
-    fn store(&self) -> PackageStore {
+    pub(crate) fn store(&self) -> PackageStore {
         PackageStore::new(self.directory.path().join("store"), LocalBackend::new())
     }
 
-    fn request(&self, specifiers: &[&str]) -> PackageRequest {
+    pub(crate) fn request(&self, specifiers: &[&str]) -> PackageRequest {
         let specifiers = specifiers.iter().map(|it| it.parse().expect("a specifier"));
         PackageRequest::new(specifiers).index(PackageIndex::directory(self.wheels()))
     }
@@ -243,19 +243,25 @@ async fn a_sandbox_that_does_not_show_the_packages_gets_a_copy_and_says_so() {
     session.close().await.expect("it closes");
 }
 
+/// Returns the hosts of the index peer and of its files, if it was prepared.
+pub(crate) fn index_hosts() -> Option<[HostPattern; 2]> {
+    let variables = ["CANTLE_TEST_INDEX", "CANTLE_TEST_INDEX_FILES"];
+    let [Ok(index), Ok(files)] = variables.map(std::env::var) else {
+        skip("no CANTLE_TEST_INDEX; `cargo xtask test` prepares it");
+        return None;
+    };
+    let host = url::Url::parse(&index).expect("a URL");
+    let host = host.host_str().expect("a host");
+    Some([host, &*files].map(|it| format!("{it},private").parse().expect("a host")))
+}
+
 /// From a real index, through a proxy that reaches nothing else.
 #[tokio::test]
 async fn packages_come_from_the_configured_index_and_the_hosts_of_its_files() {
-    let variables = ["CANTLE_TEST_INDEX", "CANTLE_TEST_INDEX_FILES"];
-    let [Ok(index), Ok(files)] = variables.map(std::env::var) else {
-        return skip("no CANTLE_TEST_INDEX; `cargo xtask test` prepares it");
-    };
+    let Some(hosts) = index_hosts() else { return };
     let place = Place::new();
-    let host = url::Url::parse(&index).expect("a URL");
-    let host = host.host_str().expect("a host");
-    let private = [host, &*files].map(|it| format!("{it},private").parse().expect("a host"));
     let specifier = "iniconfig==2.0.0".parse().expect("a specifier");
-    let request = PackageRequest::new([specifier]).hosts(private);
+    let request = PackageRequest::new([specifier]).hosts(hosts);
     let set = place.try_prepare(request).await;
     let set = set.expect("the package is installed");
     let execution = interpreter().packages(set).run("import iniconfig").await;

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::Policy;
+
 use cantle_core::sandbox::{
     Command, ExitStatus, FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
     SandboxPath,
 };
+use cantle_core::tool::NoProgress;
 use tempfile::TempDir;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::policy::CapabilityPolicy;
 use super::result::{ExecutionResult, Listing, MelleaArtifact, truncate};
@@ -20,6 +22,7 @@ use super::tier::{Mellea, Tier};
 use super::{MelleaError, Warning};
 use crate::execution::Execution;
 use crate::interpreter::{Interpreter, PythonSession};
+use crate::packages::{PackageError, PackageSet, PackageSpecifier, PythonTarget};
 use crate::source::SourceFacts;
 
 /// Maximum number of files of an exported directory.
@@ -39,6 +42,8 @@ pub struct ExecutionEnvironment {
     pub(super) collects: bool,
     /// The container of an entered environment.
     session: Mutex<Option<Arc<PythonSession>>>,
+    /// The policy's packages, once they are installed.
+    packages: OnceCell<PackageSet>,
     warnings: Vec<Warning>,
 }
 
@@ -70,6 +75,7 @@ impl ExecutionEnvironment {
             agg: true,
             collects: false,
             session: Mutex::default(),
+            packages: OnceCell::new(),
             warnings,
         }
     }
@@ -316,25 +322,50 @@ impl ExecutionEnvironment {
         if let Some(python) = &self.mellea.python {
             interpreter = interpreter.python(python);
         }
-        let packages = self.policy.as_ref().map(|policy| &policy.packages[..]);
-        let packages = packages.unwrap_or_default();
-        if !packages.is_empty() {
-            let names = packages.join(", ");
-            let failed = |reason: &str| format!("Package installation failed: {names}: {reason}");
-            let may_install = self
-                .policy
-                .as_ref()
-                .is_some_and(|policy| policy.package_installation);
-            if !may_install {
-                return Err(failed("the policy forbids it (package_installation=False)"));
-            }
-            let provision = self.mellea.packages.as_ref();
-            let provision = provision.ok_or_else(|| failed("nothing here installs packages"))?;
-            let provisioned = provision.provision(interpreter, packages).await;
-            interpreter = provisioned.map_err(|reason| failed(&reason))?;
+        if let Some(policy) = self.policy.as_ref().filter(|it| !it.packages.is_empty()) {
+            let set = self.packages.get_or_try_init(|| self.install(policy)).await;
+            let set = set.map_err(|reason| {
+                let names = policy.packages.join(", ");
+                format!("Package installation failed: {names}: {reason}")
+            })?;
+            interpreter = interpreter.packages(set.clone());
         }
         let opened = interpreter.open().await;
         opened.map_err(|error| self.failure(&error.to_string()))
+    }
+
+    /// Installs the policy's packages; the error is why that is not possible.
+    async fn install(&self, policy: &CapabilityPolicy) -> Result<PackageSet, String> {
+        if !policy.package_installation {
+            return Err("the policy forbids it (package_installation=False)".to_owned());
+        }
+        let Some((store, source)) = &self.mellea.packages else {
+            return Err("nothing here installs packages".to_owned());
+        };
+        let prepared = async {
+            let specifiers = policy.packages.iter().map(|it| it.parse());
+            let specifiers: Vec<PackageSpecifier> = specifiers.collect::<Result<_, _>>()?;
+            let request = source.clone().specifiers(specifiers);
+            let python = self.mellea.python.as_deref();
+            if !self.tier.is_docker() {
+                let request =
+                    request.read_roots(policy.filesystem_read_roots.clone().unwrap_or_default());
+                let request = match python {
+                    Some(python) => request.python(python),
+                    None => request,
+                };
+                return store.prepare(&request, &NoProgress).await;
+            }
+            let policy = self.sandbox_policy(None);
+            let sandbox = self.mellea.open(self.tier, policy).await?;
+            let target = PythonTarget::of(&*sandbox, python).await;
+            sandbox.close().await?;
+            let prepared = store.prepare(&request.target(target?), &NoProgress).await;
+            prepared.map(PackageSet::copied)
+        };
+        prepared
+            .await
+            .map_err(|error: PackageError| error.to_string())
     }
 
     /// Copies the export paths of a container to a new directory of the host.

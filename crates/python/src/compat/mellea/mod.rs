@@ -23,7 +23,7 @@ pub use self::requirements::{
     python_code_generation_requirements,
 };
 pub use self::result::{ExecutionResult, MelleaArtifact, scan_artifacts, truncate};
-pub use self::tier::{CAPABILITIES, Mellea, Provision, Tier};
+pub use self::tier::{CAPABILITIES, Mellea, Tier};
 pub use self::tool::{MelleaTool, PythonToolOptions, normalize_export_dir};
 
 /// A warning of Python's `warnings` module, which Mellea issues; here it is part of what was made.

@@ -6,14 +6,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{Backend, EnforcedBy, Isolation, SandboxContext, SandboxError};
 
 use super::MelleaError;
 use super::policy::CapabilityPolicy;
-use crate::interpreter::Interpreter;
+use crate::packages::{PackageRequest, PackageStore};
 
 /// Where and how code is executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,20 +95,6 @@ impl FromStr for Tier {
     }
 }
 
-/// Prepares packages for an interpreter, outside of the sandboxes that execute code.
-#[async_trait]
-pub trait Provision: fmt::Debug + Send + Sync {
-    /// Returns the interpreter with the packages.
-    ///
-    /// # Errors
-    /// Why they could not be installed, with the installer's output.
-    async fn provision(
-        &self,
-        interpreter: Interpreter,
-        packages: &[String],
-    ) -> Result<Interpreter, String>;
-}
-
 /// The names of what tiers may be capable of.
 pub const CAPABILITIES: [&str; 8] = [
     "execute_code",
@@ -128,7 +113,8 @@ pub const CAPABILITIES: [&str; 8] = [
 pub struct Mellea {
     local: Option<Arc<dyn Backend>>,
     docker: Option<Arc<dyn Backend>>,
-    pub(super) packages: Option<Arc<dyn Provision>>,
+    /// The store that installs packages, and where they come from.
+    pub(super) packages: Option<(PackageStore, PackageRequest)>,
     pub(super) python: Option<String>,
 }
 
@@ -150,9 +136,10 @@ impl Mellea {
         self
     }
 
-    /// Sets what installs packages. Without it, a call that needs some fails.
-    pub fn packages(mut self, packages: impl Provision + 'static) -> Self {
-        self.packages = Some(Arc::new(packages));
+    /// Sets the store that installs packages, and a request that says where they come from; the policies of
+    /// environments say which ones. Without it, a call that needs packages fails.
+    pub fn packages(mut self, store: PackageStore, source: PackageRequest) -> Self {
+        self.packages = Some((store, source));
         self
     }
 

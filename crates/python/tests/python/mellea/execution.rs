@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use cantle_backends_local::LocalBackend;
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
-use cantle_python::Interpreter;
 use cantle_python::compat::mellea::{
-    CapabilityPolicy, Mellea, MelleaError, MelleaTool, Provision, PythonToolOptions, Tier,
-    WarningCategory, normalize_export_dir, scan_artifacts, validate_package_names,
+    CapabilityPolicy, Mellea, MelleaError, MelleaTool, PythonToolOptions, Tier, WarningCategory,
+    normalize_export_dir, scan_artifacts, validate_package_names,
 };
 
 use super::{artifact_dir, mellea, of, on, seconds, tool};
@@ -94,90 +93,34 @@ async fn p10_p12_failures_and_timeouts() {
     assert_eq!(stopped.stdout.as_deref(), Some("partial"));
 }
 
-/// Counts what is provisioned, and installs nothing.
-#[derive(Clone, Debug, Default)]
-struct Counted(Arc<Mutex<Vec<Vec<String>>>>);
-
-#[async_trait]
-impl Provision for Counted {
-    async fn provision(
-        &self,
-        interpreter: Interpreter,
-        packages: &[String],
-    ) -> Result<Interpreter, String> {
-        self.0.lock().expect("not poisoned").push(packages.to_vec());
-        match packages.iter().any(|it| it == "missing") {
-            true => Err("no such package".to_owned()),
-            false => Ok(interpreter),
-        }
-    }
+#[tokio::test]
+async fn p14_p17_tiers_and_policies() {
+    let python = tool(on(Tier::Local)).await;
+    assert_eq!(python.run("1").await.execution_mode, "local");
+    let python = tool(PythonToolOptions {
+        policy: Some(CapabilityPolicy::default()),
+        ..on(Tier::LocalUnsafe)
+    });
+    assert!(python.await.run("print('ok')").await.success);
 }
 
 #[tokio::test]
-async fn p13_to_p18_tiers_policies_and_packages() {
-    let counted = Counted::default();
-    let mellea = mellea().packages(counted.clone());
-    let with = |tier, policy, packages: &[&str]| PythonToolOptions {
-        policy,
-        packages: packages.iter().map(|it| (*it).to_owned()).collect(),
-        ..on(tier)
-    };
-    let run = async |options, code| mellea.python_tool(options).await.unwrap().run(code).await;
-    let result = run(with(Tier::LocalUnsafe, None, &["numpy"]), "print('ok')").await;
-    assert_eq!(result.execution_mode, "local_unsafe");
-    assert_eq!(run(on(Tier::Local), "1").await.execution_mode, "local");
-    let result = run(with(Tier::LocalUnsafe, None, &[]), "print('ok')").await;
-    assert_eq!(result.stdout.as_deref(), Some("ok"));
-    let policy = CapabilityPolicy {
-        packages: vec!["numpy".to_owned()],
-        package_installation: true,
-        ..CapabilityPolicy::local()
-    };
-    counted.0.lock().unwrap().clear();
-    let result = run(
-        with(Tier::Local, Some(policy.clone()), &["numpy", "pandas"]),
-        "print('ok')",
-    )
-    .await;
-    assert_eq!(result.stdout.as_deref(), Some("ok"));
-    assert_eq!(*counted.0.lock().unwrap(), [["numpy", "pandas"]]);
-    let result = run(with(Tier::LocalUnsafe, Some(policy), &[]), "print('ok')").await;
-    assert!(result.success);
-    // A failed installation stays one: Mellea runs the code at the next call.
-    let failing = mellea
-        .python_tool(with(Tier::Local, None, &["missing"]))
-        .await
-        .unwrap();
-    for _ in 0..2 {
-        let failed = failing.run("print('ok')").await;
-        let message = failed.skip_message.unwrap();
-        assert!(
-            message.starts_with("Package installation failed: missing"),
-            "{message}"
-        );
-        assert!(failed.skipped && !failed.success);
-    }
-    // Without a prepared installer nothing is installed, in particular not into the host's Python.
-    let none = tool(with(Tier::Local, None, &["numpy"]))
-        .await
-        .run("1")
-        .await;
-    assert!(
-        none.skip_message
-            .unwrap()
-            .contains("nothing here installs packages")
+async fn p65_there_is_no_script_file() {
+    let (_kept, directory) = artifact_dir();
+    let python = tool(PythonToolOptions {
+        artifact_dir: Some(directory.clone()),
+        ..on(Tier::Local)
+    });
+    let code = "import os, sys\nsecret = 'in the source'\nwords = open('/proc/self/cmdline').read()\n\
+                print(os.listdir('.'), sys.argv, secret in words)";
+    let result = python.await.run(code).await;
+    // Differs: the source is passed by a pipe, which no other user can read.
+    assert_eq!(
+        result.stdout.as_deref(),
+        Some("[] ['-c'] False"),
+        "{result:?}"
     );
-    let forbidding = CapabilityPolicy {
-        packages: vec!["numpy".to_owned()],
-        ..CapabilityPolicy::local()
-    };
-    let refused = run(with(Tier::Local, Some(forbidding), &[]), "1").await;
-    assert!(
-        refused
-            .skip_message
-            .unwrap()
-            .contains("package_installation=False")
-    );
+    assert_eq!(scan_artifacts(&directory), []);
 }
 
 #[test]

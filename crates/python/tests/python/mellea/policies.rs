@@ -182,45 +182,6 @@ async fn every_field_is_enforced_on_local() {
 }
 
 #[tokio::test]
-async fn docker_refuses_what_only_local_enforces() {
-    /// An engine that can't forbid programs, as Docker's.
-    #[derive(Clone, Debug)]
-    struct Engine;
-
-    #[async_trait::async_trait]
-    impl cantle_core::sandbox::Backend for Engine {
-        fn name(&self) -> &'static str {
-            "docker"
-        }
-
-        async fn open(
-            &self,
-            cx: cantle_core::sandbox::SandboxContext,
-        ) -> Result<
-            std::sync::Arc<dyn cantle_core::sandbox::Sandbox>,
-            cantle_core::sandbox::SandboxError,
-        > {
-            assert_eq!(cx.policy.subprocesses, Some(false));
-            let fields = vec![cantle_core::policy::PolicyField::Subprocesses];
-            Err(cantle_core::sandbox::SandboxError::unenforceable(
-                "docker", fields,
-            ))
-        }
-    }
-    let policy = CapabilityPolicy {
-        subprocess_execution: false,
-        ..CapabilityPolicy::docker()
-    };
-    let mellea = cantle_python::compat::mellea::Mellea::new().docker(Engine);
-    let made = mellea.make_execution_environment(Tier::Docker, Some(policy), None, None);
-    let error = made.await.unwrap_err().to_string();
-    assert!(
-        error.contains("'local' enforces subprocess_execution=False"),
-        "{error}"
-    );
-}
-
-#[tokio::test]
 async fn r29_to_r32_the_matrix_is_asked_of_the_backends() {
     let matrix = mellea().compatibility_matrix().await;
     assert_eq!(matrix.keys().copied().collect::<Vec<_>>(), Tier::ALL);
