@@ -2,7 +2,7 @@
 # Requests come as JSON lines on stdin, events leave as JSON lines on stdout. Written for Python 3.9 and later.
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # No module of the working directory in our imports.
-import ast, base64, builtins, importlib.machinery, json, linecache, os, select, signal, threading, traceback, types
+import ast, base64, builtins, importlib.machinery, io, json, linecache, os, select, signal, threading, traceback, types
 
 MAX_FRAME = 8 << 20
 SPILL_AFTER, MAX_SPILL = 20000, 256 << 20
@@ -30,6 +30,35 @@ def frame(**fields):
 
 # ---- The child.
 
+def await_reader(fd):
+    # What is written next must not reach the parent together with what this pipe has, because it reads one after the other.
+    import fcntl, termios, time
+    for _ in range(1000):
+        if not any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))):
+            break
+        time.sleep(0.0002)
+
+
+class Output(io.TextIOWrapper):
+    """Keeps the order of what is printed to both streams."""
+    latest = 1
+
+    def __init__(self, fd, name):
+        raw = io.FileIO(fd, "w", closefd=False)
+        raw.name = name
+        super().__init__(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
+        self.fd = fd
+
+    def write(self, text):
+        if self.fd != Output.latest:
+            try:
+                await_reader(Output.latest)
+            except OSError:
+                pass  # The code closed the other one.
+            Output.latest = self.fd
+        return super().write(text)
+
+
 def without_indent(code):
     """Removes the first line's indentation from all lines, as IPython does."""
     lines = code.split("\n")
@@ -48,8 +77,8 @@ class Child:
         sys.modules["__main__"] = main
         self.namespace = main.__dict__
         sys.argv = [""]
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+        sys.stdout = sys.__stdout__ = Output(1, "<stdout>")
+        sys.stderr = sys.__stderr__ = Output(2, "<stderr>")
         sys.path.insert(0, "")
         builtins.input = refuse_input
         builtins.display = self.namespace["display"] = self.display
@@ -150,15 +179,7 @@ class Child:
         flush()
         self.send(type="result", main=main, data=formats(value))
         if not main:
-            self.await_reader()
-
-    def await_reader(self):
-        # What is printed next must not reach the parent together with the frame, because it takes output first.
-        import fcntl, termios, time
-        for _ in range(1000):
-            if not any(fcntl.ioctl(self.frames, termios.FIONREAD, bytes(4))):
-                break
-            time.sleep(0.0002)
+            await_reader(self.frames)
 
     def show_figures(self, shown=None):
         pyplot = sys.modules.get("matplotlib.pyplot")
@@ -253,7 +274,6 @@ def encoded(name, part):
 
 
 def figure_png(figure):
-    import io
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     return base64.b64encode(file.getvalue()).decode()
@@ -454,6 +474,19 @@ class Parent:
         except OSError:
             pass
 
+    def kill_others(self):
+        # What the code started and what goes on after SIGINT, such as a fork bomb. Nothing forks while it is stopped.
+        self.kill(signal.SIGSTOP)
+        for pid in filter(str.isdigit, os.listdir("/proc") if os.path.exists("/proc/self/stat") else ()):
+            try:
+                with open("/proc/%s/stat" % pid) as file:
+                    group = int(file.read().rpartition(")")[2].split()[2])
+                if group == self.pid != int(pid):
+                    os.kill(int(pid), signal.SIGKILL)
+            except OSError:
+                pass  # It has ended.
+        self.kill(signal.SIGCONT)
+
     def take_frame(self, line):
         # The code can write here, too: what is no frame of this call is ignored.
         try:
@@ -468,6 +501,8 @@ class Parent:
             if self.is_interrupted:
                 self.kill(signal.SIGINT)
         elif isinstance(kind, str) and kind in FRAMES and FRAMES[kind](fields):
+            if kind == "done" and self.is_interrupted:
+                self.kill_others()
             self.drain()
             if kind == "done":
                 self.end(**fields)
@@ -513,11 +548,11 @@ class Parent:
                 pass
             elif request["op"] == "kill":
                 self.kill(signal.SIGKILL)
-            elif self.is_started:
-                self.kill(signal.SIGINT)
             else:
-                # Sent when the child no longer ignores it.
                 self.is_interrupted = True
+                # Otherwise sent when the child no longer ignores it.
+                if self.is_started:
+                    self.kill(signal.SIGINT)
 
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)

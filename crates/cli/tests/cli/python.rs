@@ -44,6 +44,25 @@ async fn a_program_is_run_with_its_streams_and_exit_code() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_program_is_refused() {
+    let env = TestEnv::new();
+    let nested = "(".repeat(20_000) + &")".repeat(20_000);
+    for (content, code, message) in [
+        (&b"x = '\xff'"[..], 2, "no.py is not UTF-8"),
+        (&[b'x'; 10_000_000], 2, "no.py has more than 1048576 bytes"),
+        (b"x = 'a\0b'", 1, "source code cannot contain null bytes"),
+        (nested.as_bytes(), 1, "too many nested parentheses"),
+    ] {
+        env.write("no.py", content);
+        for args in [&["python", "no.py"][..], &["python", "--check", "no.py"]] {
+            let exited = env.run(args).await;
+            assert_eq!(exited.code, Some(code), "{exited:?}");
+            assert!(exited.stderr.contains(message), "{exited:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_model_keeps_variables_from_call_to_call() {
     let python = |code: &str| Turn::tool(ToolCall::new("python", json!({ "code": code })));
     let script = Script::new()

@@ -81,6 +81,18 @@ async fn output_precedes_the_results_that_follow_it() {
 }
 
 #[tokio::test]
+async fn both_streams_keep_their_order() {
+    let (sandbox, session) = open().await;
+    let code = "import sys\nfor i in range(20):\n  print(i)\n  print('e', i, file=sys.stderr)\n\
+                sys.stderr.close()\nprint('last')";
+    let (events, end) = execute(&*session, request("a", code)).await;
+    let expected = (0..20).map(|i| format!("{i}\ne {i}\n"));
+    assert_eq!(events.concat(), expected.collect::<String>() + "last\n");
+    assert_eq!(end, CodeEnd::default());
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn variables_of_one_call_do_not_outlive_it() {
     let (sandbox, session) = open().await;
     let code = "import os\nprint(os.environ.get('HOME') == '/x', os.environ.get('ONE'))";

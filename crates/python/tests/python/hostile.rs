@@ -38,6 +38,9 @@ async fn code_that_is_no_program_is_refused() {
             outcomes(&session, code).await,
             [ExecutionOutcome::Refused; 2]
         );
+        // The static tier.
+        let checked = interpreter().check(code);
+        assert_eq!(checked.outcome, ExecutionOutcome::Refused);
     }
     for code in [
         "",
@@ -72,6 +75,54 @@ async fn what_never_ends_is_stopped_at_the_time_limit() {
     let stopped = "import signal, os\nos.kill(os.getpid(), signal.SIGSTOP)";
     let stopped = session.execute("main", stopped).await.unwrap();
     assert_eq!(stopped.outcome, ExecutionOutcome::TimedOut);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn code_that_ends_its_process_or_shares_its_pipes_does_not_hang() {
+    use ExecutionOutcome::{Completed, Killed, Raised};
+    let session = open(30, Policy::workspace()).await;
+    for (code, expected) in [
+        ("import os\nos._exit(0)", [Completed, Killed]),
+        ("import os\nos._exit(3)", [Raised, Killed]),
+        ("import os\nos.kill(os.getpid(), 9)", [Killed; 2]),
+        ("import os\nos.kill(0, 9)", [Killed; 2]),
+        ("import os\nos.close(1); os.close(2)", [Completed; 2]),
+        ("import sys\nsys.stdout.close()", [Completed; 2]),
+        (
+            "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nNone",
+            [Completed; 2],
+        ),
+        (
+            "import os, time\nif os.fork() == 0:\n  os.setsid(); time.sleep(1000)",
+            [Completed; 2],
+        ),
+    ] {
+        assert_eq!(outcomes(&session, code).await, expected, "{code}");
+    }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fork_bomb_ends_with_its_call() {
+    let mut policy = Policy::workspace();
+    policy.limits.processes = Some(30);
+    let session = open(3, policy).await;
+    let bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass";
+    let bombed = [ExecutionOutcome::TimedOut; 2];
+    assert_eq!(outcomes(&session, bomb).await, bombed);
+    // Nothing of it is left but what nothing waited for.
+    let count = "import os
+stats = [open(f'/proc/{it}/stat').read() for it in os.listdir('/proc') if it.isdigit()]
+alive = [it for it in stats if it.rpartition(') ')[2][0] != 'Z']
+print(len(alive) < 10 or alive)";
+    let counted = session.run(count).await.unwrap();
+    assert_eq!(counted.stdout.text(), "True\n", "{counted:?}");
+    let next = session.execute("main", "'works'").await.unwrap();
+    assert!(next.success(), "{next:?}");
+    let refused = session.execute("main", "import os\nwhile True: os.fork()");
+    let refused = refused.await.unwrap();
+    assert!(!refused.success(), "{refused:?}");
     session.close().await.unwrap();
 }
 

@@ -331,21 +331,6 @@ async fn a_child_that_holds_the_pipe_does_not_delay_the_call() {
 }
 
 #[tokio::test]
-async fn a_fork_bomb_ends_at_the_policys_limit() {
-    let mut policy = Policy::workspace();
-    policy.limits.processes = Some(30);
-    let session = interpreter()
-        .policy(policy)
-        .timeout(Duration::from_secs(3))
-        .open()
-        .await
-        .unwrap();
-    let bombed = execute(&session, "import os\nwhile True: os.fork()").await;
-    assert!(!bombed.success());
-    session.close().await.unwrap();
-}
-
-#[tokio::test]
 async fn modules_of_the_working_directory_do_not_shadow_the_kernels() {
     let session = session().await;
     session

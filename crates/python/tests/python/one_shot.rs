@@ -7,6 +7,7 @@ use std::time::Duration;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{ArtifactLimits, ExitStatus};
 use cantle_python::{Execution, ExecutionOutcome};
+use cantle_testkit::lane::skip;
 
 use crate::{interpreter, without_carets};
 
@@ -141,13 +142,16 @@ async fn an_unusable_python_is_explained() {
     fs::write(&old, "#!/bin/sh\nprintf 'cantle-python 3.8.18'\n").unwrap();
     fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
     let explain = async |python: &str, policy: Policy| {
-        let run = interpreter()
-            .python(python)
-            .policy(policy)
-            .run("1")
-            .await
-            .unwrap();
+        let interpreter = interpreter().python(python).policy(policy);
+        let run = interpreter.run("1").await.unwrap();
         assert_eq!(run.outcome, ExecutionOutcome::SetupFailed);
+        let session = interpreter.open().await.unwrap();
+        let executed = session.execute("main", "1").await.unwrap();
+        session.close().await.unwrap();
+        assert_eq!(
+            (executed.outcome, &executed.notes),
+            (run.outcome, &run.notes)
+        );
         run.notes.concat()
     };
     let missing = explain("python9", Policy::workspace()).await;
@@ -180,6 +184,25 @@ async fn an_unusable_python_is_explained() {
     let roots = policy.read_roots.take().unwrap();
     policy.read_roots = Some(roots.with_paths([place.path().to_owned()]));
     let found = explain(old, policy).await;
+    assert!(
+        found.contains("is Python 3.8.18, and at least 3.9 is needed."),
+        "{found}"
+    );
+
+    // pyenv's own: its programs are hidden with the home directory, and so is what they start.
+    let pyenv = std::env::home_dir().unwrap_or_default().join(".pyenv");
+    let shim = pyenv.join("shims/python3");
+    if !shim.exists() || !pyenv.join("versions/3.8.18/bin/python").exists() {
+        return skip("pyenv has no Python 3.8.18");
+    }
+    let hidden = explain(shim.to_str().unwrap(), Policy::workspace()).await;
+    let flag = format!("allow `--read {}` and", pyenv.display());
+    assert!(hidden.contains(&flag), "{hidden}");
+    let mut policy = Policy::workspace();
+    let roots = policy.read_roots.take().unwrap();
+    policy.read_roots = Some(roots.with_paths([pyenv.clone()]));
+    let old = pyenv.join("versions/3.8.18/bin/python");
+    let found = explain(old.to_str().unwrap(), policy).await;
     assert!(
         found.contains("is Python 3.8.18, and at least 3.9 is needed."),
         "{found}"

@@ -273,6 +273,11 @@ async fn bad_requests_are_refused() {
         assert_eq!(answer.status.as_u16(), status, "{path}: {answer:?}");
         assert!(!answer.json()["message"].as_str().unwrap().is_empty());
     }
+    let mut broken = request(&sandbox, Method::POST, "/execute", None);
+    *broken.body_mut() = Full::from(&b"{\"code\": \"\xff\"}"[..]);
+    let token = sandbox.token.parse().unwrap();
+    broken.headers_mut().insert("x-access-token", token);
+    assert_eq!(server.ask(broken).await.status, StatusCode::BAD_REQUEST);
     let missing = create_context(&sandbox, json!({ "cwd": "/no/such/directory" })).await;
     let code = json!({ "code": "1", "context_id": missing });
     assert_eq!(
