@@ -230,8 +230,7 @@ fn tagged(tag: &str) -> Vec<Pid> {
 fn is_tagged(pid: i32, tag: &str) -> bool {
     for _ in 0..1_000 {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let has_program = || std::fs::read_link(format!("/proc/{pid}/exe")).is_ok();
-        if !environment.is_empty() || !has_program() {
+        if !environment.is_empty() || !replaces_its_program(pid) {
             return environment
                 .windows(tag.len())
                 .any(|it| it == tag.as_bytes());
@@ -239,6 +238,15 @@ fn is_tagged(pid: i32, tag: &str) -> bool {
         std::thread::yield_now();
     }
     false
+}
+
+/// Reports whether a process has a program, but no place of its environment yet.
+fn replaces_its_program(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // `env_start` is the 50th field; the third follows the name in parentheses.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let environment = fields.split(' ').nth(47);
+    environment == Some("0") && std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
 }
 
 fn kill_tagged(tag: &str) {
