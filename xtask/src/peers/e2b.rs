@@ -16,9 +16,9 @@ const OLDER: [(&str, &str); 2] = [
     ("2.10.0", include_str!("../../peers/e2b-2.10.0.txt")),
     ("2.45.0", include_str!("../../peers/e2b-2.45.0.txt")),
 ];
-/// The repository of the SDKs, whose own tests run if this variable names a checkout.
-const CHECKOUT: &str = "CANTLE_E2B_CHECKOUT";
-/// The packages of an environment for the tests of the Python SDK. The SDK itself is that of the checkout.
+/// The repositories of the SDKs, whose own tests run if these variables name checkouts.
+const CHECKOUTS: [&str; 2] = ["CANTLE_E2B_CHECKOUT", "CANTLE_E2B_INTERPRETER_CHECKOUT"];
+/// The packages of an environment for the tests of the Python SDKs. The SDK that is tested is that of the checkout.
 const SUITE: (&[&str], &str) = (
     &[
         "e2b",
@@ -51,7 +51,8 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
         let environment = python.environment(workshop, &peer, packages, pins)?;
         environments.push((version, environment));
     }
-    if lane == Lane::Full && std::env::var_os(CHECKOUT).is_some() {
+    let has_checkout = CHECKOUTS.iter().any(|it| std::env::var_os(it).is_some());
+    if lane == Lane::Full && has_checkout {
         let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("suite", environment));
     }

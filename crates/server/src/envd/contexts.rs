@@ -36,10 +36,11 @@ pub(crate) enum Language {
 }
 
 impl Language {
-    const ALL: [(&str, Self); 3] = [
+    const ALL: [(&str, Self); 4] = [
         ("python", Self::Python),
         ("bash", Self::Bash),
         ("javascript", Self::Javascript),
+        ("js", Self::Javascript),
     ];
 
     fn parse(name: &str) -> Result<Self> {

@@ -220,7 +220,7 @@ async fn bash_and_javascript_are_processes() {
     assert_eq!(texts(&sandbox, "stdout", bash(&long)).await, "1048576\n");
 
     let (found, _) = sandbox.run("command -v node || true").await;
-    let script = json!({ "code": "console.log(6 * 7)", "language": "javascript" });
+    let script = json!({ "code": "console.log(6 * 7)", "language": "JS" });
     let events = execute(&sandbox, script).await;
     let expected = if found.is_empty() { "stderr" } else { "stdout" };
     assert_eq!(events[1]["type"], expected, "{events:?}");

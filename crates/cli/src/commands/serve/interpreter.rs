@@ -17,8 +17,9 @@ use crate::settings::layers::Layers;
 
 /// Name of the package set in the store.
 const NAME: &str = "code-interpreter";
-/// The packages that E2B's code interpreter has and its SDKs know formats of.
-const PACKAGES: [&str; 4] = ["e2b-charts", "matplotlib", "numpy", "pandas"];
+/// The packages that E2B's code interpreter has and its SDKs know formats of. matplotlib 3.11 lacks arguments (`labels` of
+/// `boxplot`) that code for E2B's 3.10 uses.
+const PACKAGES: [&str; 4] = ["e2b-charts", "matplotlib<3.11", "numpy", "pandas"];
 /// Reported if code imports a package that is missing.
 const MISSING: &str = "This server's code interpreter has no packages: `cantle serve --prepare code-interpreter` installs numpy, \
                        pandas, matplotlib and e2b-charts, for the next start of the server.";
