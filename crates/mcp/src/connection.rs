@@ -1,7 +1,7 @@
 //! The connection to one server: its start, its tools, its calls, and its recovery.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::Duration;
 
 use cantle_core::escape::shorten;
@@ -10,12 +10,13 @@ use cantle_core::policy::{Access, Policy};
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
 use rmcp::RoleClient;
+use futures_util::FutureExt as _;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResult, JsonObject, PaginatedRequestParams, ProtocolVersion,
-    Tool,
+    CallToolRequestParams, CallToolResult, JsonObject, ProtocolVersion, SubscriptionFilter, Tool,
 };
 use rmcp::service::{
-    ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, RunningService, ServiceError,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, RunningService,
+    ServiceError, Subscription,
 };
 use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
@@ -23,7 +24,8 @@ use tokio::time::timeout;
 use crate::config::{HttpServer, McpServer, Place, StdioServer, Transport};
 use crate::handler::Handler;
 use crate::http;
-use crate::limits::{MAX_ERROR_CHARS, MAX_LISTED_TOOLS, MAX_PAGES};
+use crate::limits::MAX_ERROR_CHARS;
+use crate::listing;
 use crate::result;
 use crate::stdio::Child;
 
@@ -51,6 +53,8 @@ pub(crate) struct Server {
     surroundings: Surroundings,
     run: RunId,
     progress: Arc<dyn Progress>,
+    /// The tools that it listed last.
+    tools: SyncMutex<Arc<[Tool]>>,
     /// Locked during a call: a server works on one call at a time.
     state: Mutex<State>,
 }
@@ -66,10 +70,38 @@ struct State {
 struct Live {
     service: RunningService<RoleClient, Handler>,
     child: Option<Arc<Child>>,
+    /// Where a server without a handshake reports that its tools changed.
+    changes: Option<Subscription>,
+}
+
+impl Live {
+    /// Returns whether the server has tools that were not listed since it announced a change.
+    fn has_new_tools(&mut self) -> bool {
+        let mut changed = self.service.service().take_changed();
+        if let Some(changes) = &mut self.changes {
+            while let Some(Ok(Some(_))) = changes.next().now_or_never() {
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Asks a server without a handshake to report changes of its tools.
+    async fn subscribe(&mut self) {
+        let filter = SubscriptionFilter::builder().tools_list_changed().build();
+        self.changes = self.service.peer().listen(filter).await.ok();
+    }
+
+    /// Returns whether the server announces changes of its tools.
+    fn announces_changes(&self) -> bool {
+        let info = self.service.peer().peer_info();
+        let tools = info.and_then(|info| info.capabilities.tools.clone());
+        tools.and_then(|tools| tools.list_changed) == Some(true)
+    }
 }
 
 /// Why a call has no result.
-enum CallError {
+pub(crate) enum CallError {
     /// The request did not reach the server.
     NotSent,
     /// The server answered with an error, or refused the request.
@@ -92,26 +124,73 @@ impl Server {
             surroundings,
             run,
             progress,
+            tools: SyncMutex::new(Arc::default()),
             state: Mutex::default(),
         }
     }
 
-    /// Connects, and returns the server's tools.
-    pub(crate) async fn open(&self) -> Result<Vec<Tool>, String> {
+    /// Connects, and lists the server's tools. Returns whether it announces changes of them.
+    pub(crate) async fn open(&self) -> Result<bool, String> {
         let mut state = self.state.lock().await;
         let live = self.connect(&mut state).await?;
-        let listed = match timeout(self.config.connect_timeout, list_tools(live)).await {
-            Ok(listed) => listed,
-            Err(_) => Err(format!("did not list its tools within {}", self.limit())),
-        };
-        match listed {
-            Ok(tools) => Ok(tools),
+        live.has_new_tools();
+        match self.list(live).await {
+            Ok(tools) => {
+                *self.tools.lock().unwrap_or_else(PoisonError::into_inner) =
+                    listing::accepted(&self.config, tools)?.into();
+                Ok(live.announces_changes())
+            }
             Err(problem) => {
                 let child = live.child.clone();
                 state.live = None;
                 Err(problem + ". " + &post_mortem(child).await)
             }
         }
+    }
+
+    /// Returns the tools that the server listed last.
+    pub(crate) fn tools(&self) -> Arc<[Tool]> {
+        Arc::clone(&self.tools.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn list(&self, live: &Live) -> Result<Vec<Tool>, String> {
+        let listed = listing::list(live.service.peer());
+        match timeout(self.config.connect_timeout, listed).await {
+            Ok(listed) => listed,
+            Err(_) => Err(format!("did not list its tools within {}", self.limit())),
+        }
+    }
+
+    /// Lists the tools again, unless a call is running.
+    pub(crate) async fn refresh(&self) {
+        if let Ok(mut state) = self.state.try_lock()
+            && let Some(live) = &mut state.live
+        {
+            self.list_changes(live).await;
+        }
+    }
+
+    /// Lists the tools again if the server announced a change. Returns the change, for the model.
+    async fn list_changes(&self, live: &mut Live) -> Option<String> {
+        if !live.has_new_tools() {
+            return None;
+        }
+        let listed = self.list(live).await;
+        let listed = listed.and_then(|tools| listing::accepted(&self.config, tools));
+        let name = &self.config.name;
+        let tools: Arc<[Tool]> = match listed {
+            Ok(tools) => tools.into(),
+            Err(problem) => {
+                let problem = result::mark(name, &format!("It {problem}."));
+                return Some(format!(
+                    "The server's tools changed, and are not known.\n{problem}"
+                ));
+            }
+        };
+        let mut known = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = std::mem::replace(&mut *known, Arc::clone(&tools));
+        drop(known);
+        listing::changes(name, &earlier, &tools)
     }
 
     /// Calls a tool.
@@ -137,7 +216,9 @@ impl Server {
             };
             match self.call_once(live, params.clone(), cx).await {
                 Ok(result) => {
-                    return result::convert(name, result, self.surroundings.images, cx).await;
+                    let changes = self.list_changes(live).await;
+                    let images = self.surroundings.images;
+                    return result::convert(name, result, changes, images, cx).await;
                 }
                 Err(CallError::NotSent) if !is_repeated => {
                     is_repeated = true;
@@ -201,6 +282,13 @@ impl Server {
     async fn reach(&self, server: &HttpServer) -> Result<Live, ConnectError> {
         let transport = http::transport(server, self.config.connect_timeout).await?;
         match self.shake_hands(transport, without_handshake(), None).await {
+            Ok(mut live) => {
+                if live.announces_changes() {
+                    // A server that does not answer is asked for its tools next.
+                    let _ = timeout(self.config.connect_timeout, live.subscribe()).await;
+                }
+                Ok(live)
+            }
             Err(ConnectError::Refused(_)) => {
                 let transport = http::transport(server, self.config.connect_timeout).await?;
                 let mode = ClientLifecycleMode::Initialize;
@@ -296,7 +384,13 @@ impl Server {
         let handler = Handler::new(&self.config.name);
         let served = handler.serve_with_lifecycle(transport, mode);
         let problem = match timeout(self.config.connect_timeout, served).await {
-            Ok(Ok(service)) => return Ok(Live { service, child }),
+            Ok(Ok(service)) => {
+                return Ok(Live {
+                    service,
+                    child,
+                    changes: None,
+                });
+            }
             Ok(Err(ClientInitializeError::JsonRpcError(error))) => {
                 let message = shorten(&error.message, MAX_ERROR_CHARS);
                 let problem = format!("refused the connection: {message}");
@@ -393,33 +487,7 @@ async fn post_mortem(child: Option<Arc<Child>>) -> String {
     }
 }
 
-/// Lists the tools, page by page.
-async fn list_tools(live: &Live) -> Result<Vec<Tool>, String> {
-    let mut tools = Vec::new();
-    let mut cursor = None;
-    for _ in 0..MAX_PAGES {
-        let mut params = PaginatedRequestParams::default();
-        params.cursor = cursor;
-        let page = live.service.peer().list_tools(Some(params)).await;
-        let page = page.map_err(|error| match call_error(&error) {
-            CallError::NotSent | CallError::Lost => "ended the connection".to_owned(),
-            CallError::Refused(problem) | CallError::Unknown(problem) => {
-                format!("did not list its tools: {problem}")
-            }
-        })?;
-        tools.extend(page.tools);
-        if tools.len() > MAX_LISTED_TOOLS {
-            return Err(format!("lists more than {MAX_LISTED_TOOLS} tools"));
-        }
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            return Ok(tools);
-        }
-    }
-    Err(format!("lists its tools on more than {MAX_PAGES} pages"))
-}
-
-fn call_error(error: &ServiceError) -> CallError {
+pub(crate) fn call_error(error: &ServiceError) -> CallError {
     match error {
         ServiceError::McpError(error) => {
             let message = shorten(&error.message, MAX_ERROR_CHARS);

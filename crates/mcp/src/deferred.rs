@@ -1,16 +1,20 @@
-//! Tools whose schemas are too long to send with every request: one tool finds them, another calls them.
+//! Tools that are not sent with every request, because their schemas are too long or they came later: one tool finds
+//! them, another calls them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cantle_core::escape::shorten;
 use cantle_core::tool::{DynTool, ToolOutput};
+use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-const SEARCH: &str = "mcp_search";
-const CALL: &str = "mcp_call";
+use crate::connection::Server;
+use crate::provider::dyn_tools;
+
+pub(crate) const SEARCH: &str = "mcp_search";
+pub(crate) const CALL: &str = "mcp_call";
 /// Maximum number of tools that a search describes.
 const MAX_FOUND: usize = 8;
 /// Maximum characters of the description and of the schema of a found tool.
@@ -37,34 +41,33 @@ pub(crate) fn spec_bytes(tool: &DynTool) -> usize {
     spec.name().len() + spec.description().len() + spec.parameters().to_string().len()
 }
 
-/// Returns two tools in place of many.
-pub(crate) fn defer(tools: Vec<DynTool>) -> Vec<DynTool> {
-    let mut servers = BTreeMap::<_, usize>::new();
-    for tool in &tools {
-        let (server, _) = tool.name().split_once("__").unwrap_or_default();
-        *servers.entry(server.to_owned()).or_default() += 1;
-    }
-    let servers: Vec<_> = servers
+/// Returns two tools that find and call all tools that the servers have then.
+pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
+    let names: Vec<_> = servers
         .iter()
-        .map(|(server, count)| format!("`{server}` ({count} tools)"))
+        .map(|server| format!("`{}` ({} tools)", server.config.name, server.tools().len()))
         .collect();
     let description = format!(
         "Finds tools of the MCP servers {}, by words of their names and descriptions. Returns names, descriptions and \
          parameters of up to {MAX_FOUND}. Call a tool with `{CALL}`.",
-        servers.join(", ")
+        names.join(", ")
     );
-    let tools = Arc::new(tools);
-    let searched = Arc::clone(&tools);
+    let servers: Arc<[Arc<Server>]> = servers.into();
+    let searched = Arc::clone(&servers);
     let search = DynTool::from_fn(SEARCH, description, move |params: SearchParams, _| {
-        let found = describe(&find(&searched, &params.query), searched.len());
-        async move { Ok(ToolOutput::text(found)) }
+        let servers = Arc::clone(&searched);
+        async move {
+            join_all(servers.iter().map(|server| server.refresh())).await;
+            Ok(ToolOutput::text(found(&current(&servers), &params.query)))
+        }
     });
     let description = format!("Calls a tool that `{SEARCH}` has found.");
     let call = DynTool::from_fn(CALL, description, move |params: CallParams, cx| {
-        let tools = Arc::clone(&tools);
+        let servers = Arc::clone(&servers);
         async move {
+            let tools = current(&servers);
             let Some(tool) = tools.iter().find(|tool| tool.name() == params.tool) else {
-                let found = describe(&find(&tools, &params.tool), tools.len());
+                let found = found(&tools, &params.tool);
                 let text = format!("There is no tool of this name. {found}");
                 return Ok(ToolOutput::failure(text));
             };
@@ -72,10 +75,20 @@ pub(crate) fn defer(tools: Vec<DynTool>) -> Vec<DynTool> {
             tool.call(parsed.arguments, cx).await
         }
     });
-    vec![
+    [
         search.with_concurrency_safe(true).with_repeatable(true),
         call.with_timeout(None),
     ]
+}
+
+/// Returns the tools that the servers listed last.
+fn current(servers: &[Arc<Server>]) -> Vec<DynTool> {
+    servers.iter().flat_map(dyn_tools).collect()
+}
+
+/// Describes the tools that match a query.
+fn found(tools: &[DynTool], query: &str) -> String {
+    describe(&find(tools, query), tools.len())
 }
 
 /// Returns the tools that match best, and only such as match.

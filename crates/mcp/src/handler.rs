@@ -1,5 +1,6 @@
 //! Requests and notifications of a server: progress and questions to the user. Sampling is refused.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::escape::{for_display, shorten};
@@ -23,6 +24,8 @@ pub(crate) struct Handler {
     call: Mutex<Option<ActiveCall>>,
     /// Whether the user is being asked.
     asking: watch::Sender<bool>,
+    /// Whether the tools may differ from those that were listed last.
+    changed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -46,7 +49,14 @@ impl Handler {
             server: server.to_owned(),
             call: Mutex::new(None),
             asking: watch::Sender::new(false),
+            // A server that was started again may have other tools.
+            changed: AtomicBool::new(true),
         }
+    }
+
+    /// Returns whether the tools may have changed since this was asked.
+    pub(crate) fn take_changed(&self) -> bool {
+        self.changed.swap(false, Ordering::Relaxed)
     }
 
     /// Directs what the server sends to a call.
@@ -166,6 +176,10 @@ impl ClientHandler for Handler {
         if let Some(call) = &*self.call() {
             call.cx.progress.output(&format!("{line}\n"));
         }
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changed.store(true, Ordering::Relaxed);
     }
 
     async fn create_elicitation(

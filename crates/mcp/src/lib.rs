@@ -18,6 +18,7 @@ mod handler;
 mod http;
 mod http_server;
 mod limits;
+mod listing;
 mod names;
 mod provider;
 mod result;

@@ -7,6 +7,8 @@ pub(crate) const MAX_TOOLS: usize = 256;
 /// Maximum number of tools and of pages that a server lists.
 pub(crate) const MAX_LISTED_TOOLS: usize = 20_000;
 pub(crate) const MAX_PAGES: usize = 200;
+/// Maximum number of changed tools that are named.
+pub(crate) const MAX_NAMED_CHANGES: usize = 50;
 /// Maximum size of the schema of one tool, and of the schemas of a server, as JSON.
 pub(crate) const MAX_SCHEMA_BYTES: usize = 64 << 10;
 pub(crate) const MAX_SCHEMAS_BYTES: usize = 512 << 10;

@@ -12,12 +12,13 @@ const MAX_SERVER_NAME: usize = 32;
 pub(crate) fn check_server_name(name: &str) -> Result<(), String> {
     let is_valid = (1..=MAX_SERVER_NAME).contains(&name.len())
         && name.bytes().all(is_allowed)
-        && !name.contains(SEPARATOR);
+        && !name.contains(SEPARATOR)
+        && !name.ends_with('_');
     if is_valid {
         return Ok(());
     }
     Err(format!(
-        "a server's name has 1 to {MAX_SERVER_NAME} of `a-z A-Z 0-9 _ -`, and no `{SEPARATOR}`"
+        "a server's name has 1 to {MAX_SERVER_NAME} of `a-z A-Z 0-9 _ -`, no `{SEPARATOR}`, and no `_` at its end"
     ))
 }
 

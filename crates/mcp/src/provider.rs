@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 
 use crate::config::McpServer;
 use crate::connection::{Server, Surroundings};
-use crate::deferred::{defer, spec_bytes};
-use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
+use crate::deferred::{deferred, spec_bytes};
+use crate::limits::MAX_DESCRIPTION_CHARS;
 use crate::names::{check_server_name, tool_name};
 
 /// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.
@@ -25,12 +25,13 @@ const MAX_OFFERED_BYTES: usize = 24 << 10;
 
 /// Provides the tools of MCP servers, as `server__tool`.
 ///
-/// Servers connect at the same time when a session opens; one that fails makes it fail. A tool's list stays as it was
-/// then: what a server changes later (`list_changed`) counts from the next session on. A server works on one call at a
+/// Servers connect at the same time when a session opens; one that fails makes it fail. A server works on one call at a
 /// time.
 ///
 /// Tools that are too many to be sent with every request are found with `mcp_search` and called with `mcp_call`; see
-/// [`max_offered_bytes`](Self::max_offered_bytes).
+/// [`max_offered_bytes`](Self::max_offered_bytes). So are those that a server adds later (`list_changed`), of which the
+/// next result of one of its tools informs the model: the list that is sent with every request stays as it was, because
+/// providers cache requests by their beginning.
 ///
 /// A server that is started gets a sandbox of its own from the backend of [`sandboxes`](Self::sandboxes): never the
 /// session's, since its variables are secrets.
@@ -119,26 +120,17 @@ impl ToolProvider for McpTools {
             let progress = Arc::clone(&cx.progress);
             let server = Server::new(config.clone(), self.surroundings.clone(), cx.run, progress);
             let server = Arc::new(server);
-            let tools = match server.open().await {
-                Ok(listed) => tools(&server, listed),
-                Err(problem) => Err(problem),
-            };
-            (server, tools)
+            let opened = server.open().await;
+            (server, opened)
         });
         let mut set = McpToolSet::default();
         let mut problems = Vec::new();
-        let mut names = HashSet::new();
-        for (server, tools) in join_all(open).await {
-            match tools {
-                Ok(tools) => {
-                    for tool in &tools {
-                        if !names.insert(tool.name().to_owned()) {
-                            let name = tool.name();
-                            let problem = format!("has two tools that would be called `{name}`");
-                            problems.push(failure(&server.config.name, &problem).to_string());
-                        }
-                    }
-                    set.tools.extend(tools);
+        let mut announces_changes = false;
+        for (server, opened) in join_all(open).await {
+            match opened {
+                Ok(announces) => {
+                    announces_changes |= announces;
+                    set.tools.extend(dyn_tools(&server));
                 }
                 Err(problem) => problems.push(failure(&server.config.name, &problem).to_string()),
             }
@@ -147,7 +139,9 @@ impl ToolProvider for McpTools {
         if problems.is_empty() {
             let offered_bytes: usize = set.tools.iter().map(spec_bytes).sum();
             if offered_bytes > self.max_offered_bytes {
-                set.tools = defer(set.tools);
+                set.tools = deferred(&set.servers).into();
+            } else if announces_changes {
+                set.tools.extend(deferred(&set.servers));
             }
             return Ok(Box::new(set));
         }
@@ -161,53 +155,15 @@ fn failure(server: &str, problem: &str) -> ProviderError {
     ProviderError::new(format!("the MCP server `{server}` {}", problem.trim_end()))
 }
 
-/// Converts the tools that a server lists.
-fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, String> {
-    if let Some(allowed) = &server.config.tools {
-        let missing = |name: &&String| !listed.iter().any(|tool| tool.name == name.as_str());
-        if let Some(name) = allowed.iter().find(missing) {
-            return Err(format!("has no tool `{name}`, which `tools` names"));
-        }
-        listed.retain(|tool| allowed.iter().any(|name| tool.name == name.as_str()));
-    }
-    if listed.len() > MAX_TOOLS {
-        return Err(format!(
-            "has {} tools, and {MAX_TOOLS} are allowed: name those to use in `tools`",
-            listed.len()
-        ));
-    }
-    let mut schemas_bytes = 0;
-    let mut tools = Vec::with_capacity(listed.len());
-    for tool in listed {
-        // Model providers refuse requests with others, whichever tool is called.
-        if tool
-            .input_schema
-            .get("type")
-            .is_some_and(|it| it != "object")
-        {
-            let name = shorten(&tool.name, 64);
-            return Err(format!(
-                "has a tool `{name}` whose parameters are no object"
-            ));
-        }
-        let schema = Value::Object(Map::clone(&tool.input_schema));
-        let description = tool.description.as_deref().map_or(0, str::len);
-        let bytes = schema.to_string().len() + description.min(MAX_DESCRIPTION_CHARS);
-        schemas_bytes += bytes;
-        if bytes > MAX_SCHEMA_BYTES || schemas_bytes > MAX_SCHEMAS_BYTES {
-            return Err(format!(
-                "has descriptions and schemas that are too large (up to {} KiB for a tool, {} KiB together): name the tools to use \
-                 in `tools`",
-                MAX_SCHEMA_BYTES >> 10,
-                MAX_SCHEMAS_BYTES >> 10
-            ));
-        }
-        tools.push(dyn_tool(server, &tool, schema));
-    }
-    Ok(tools)
+/// Returns the tools that a server listed last.
+pub(crate) fn dyn_tools(server: &Arc<Server>) -> impl Iterator<Item = DynTool> {
+    let tools = server.tools();
+    let tools: Vec<_> = tools.iter().map(|tool| dyn_tool(server, tool)).collect();
+    tools.into_iter()
 }
 
-fn dyn_tool(server: &Arc<Server>, tool: &Tool, schema: Value) -> DynTool {
+fn dyn_tool(server: &Arc<Server>, tool: &Tool) -> DynTool {
+    let schema = Value::Object(Map::clone(&tool.input_schema));
     let name = tool.name.to_string();
     let description = match tool.description.as_deref().map(str::trim) {
         Some(text) if !text.is_empty() => shorten(text, MAX_DESCRIPTION_CHARS),

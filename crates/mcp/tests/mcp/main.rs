@@ -8,6 +8,7 @@
     reason = "clippy knows tests by their attribute, and not the functions they call"
 )]
 
+mod changes;
 mod conformance;
 mod hostile;
 mod http;
