@@ -56,8 +56,8 @@ pub(crate) fn network(policy: &Policy) -> Option<Map<String, Value>> {
     let (name, value) = match policy.network.as_ref()? {
         Network::Hosts(hosts) if !hosts.is_empty() => {
             let names: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-            // The API has no ports.
-            if names.iter().any(|name| name.contains(':')) {
+            // The API has neither ports nor names that are denied.
+            if names.iter().any(|name| name.contains([':', '!'])) {
                 return None;
             }
             let network = json!({ "allowOut": names, "denyOut": ["0.0.0.0/0"] });

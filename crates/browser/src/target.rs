@@ -39,10 +39,10 @@ pub(crate) fn check(url: &str, sandbox: &SandboxInfo) -> Result<Url, Failure> {
             "`{host}` can't be reached: the sandbox has no network, only servers inside it (such as \
              http://127.0.0.1:8000/). The user allows hosts with the network policy (--allow-host {host})."
         ))),
-        Some(Network::Hosts(allowed)) => {
+        Some(network @ Network::Hosts(allowed)) => {
             let port = parsed.port_or_known_default().unwrap_or(443);
             let name: Option<HostName> = host.parse().ok();
-            if name.is_some_and(|name| allowed.iter().any(|it| it.matches(&name, port))) {
+            if name.is_some_and(|name| network.allows(&name, port)) {
                 return Ok(parsed);
             }
             let allowed: Vec<String> = allowed.iter().take(20).map(ToString::to_string).collect();

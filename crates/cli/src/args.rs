@@ -213,7 +213,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "deny_host", "package", "package_host",
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "package", "package_host",
         "refresh_packages",
         "sub_agents", "mcp", "no_keep"],
         help_heading = "Resuming")]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use cantle::backends::local::LocalBackend;
-use cantle::core::policy::{Limits, Network, Policy, Preset, Strictness};
+use cantle::core::policy::{HostPattern, Limits, Network, Policy, Preset, Strictness};
 use cantle::core::sandbox::{SandboxError, SandboxErrorKind};
 use serde_json::{Map, Value};
 
@@ -44,7 +44,15 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
             "the policy `network` needs hosts: name each with --allow-host, for example --allow-host \
              api.example.com --allow-host '*.example.org'"
         ),
-        (_, false) => policy.network = Some(Network::Hosts(hosts)),
+        (Preset::Unconfined, true) if !settings.deny_host.is_empty() => bail!(
+            "--deny-host can't be combined with the policy `unconfined`, under which commands reach every host. Remove one \
+             of them"
+        ),
+        (_, false) => {
+            let denied = settings.deny_host.into_iter().map(HostPattern::denied);
+            hosts.extend(denied);
+            policy.network = Some(Network::Hosts(hosts));
+        }
         (_, true) => {}
     }
     if !settings.read.is_empty() {

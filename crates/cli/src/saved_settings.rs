@@ -152,9 +152,16 @@ impl SavedSettings {
                 directory.extend(saved.remove_entry(name));
             }
         }
-        let changes_policy = ["policy", "allow_host", "read", "limit", "best_effort"]
-            .iter()
-            .any(|name| flags.contains_key(*name));
+        let changes_policy = [
+            "policy",
+            "allow_host",
+            "deny_host",
+            "read",
+            "limit",
+            "best_effort",
+        ]
+        .iter()
+        .any(|name| flags.contains_key(*name));
         let policy = if changes_policy {
             policy::resolve(&Layers::with_files(&args.settings)?)?
         } else {

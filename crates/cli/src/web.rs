@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use async_trait::async_trait;
 use cantle::core::content::ImageLimits;
-use cantle::core::policy::{HostPattern, Network, Policy};
+use cantle::core::policy::{Network, Policy};
 use cantle::web::{SearchHit, SearchProvider, SearchService, WebError, WebErrorKind, WebTools};
 use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
@@ -60,15 +60,12 @@ impl WebOffer {
         if self == Self::None {
             return Ok(None);
         }
-        let mut web = WebTools::new().deny_hosts(settings.deny_host.iter().cloned());
+        let denied = &settings.sandbox.policy.deny_host;
+        let mut web = WebTools::new().deny_hosts(denied.iter().cloned());
         if images {
             web = web.images(ImageLimits::default());
         }
-        let hosts = match &policy.network {
-            Some(Network::Hosts(hosts)) => Some(hosts),
-            _ => None,
-        };
-        if let Some(hosts) = hosts {
+        if let Some(Network::Hosts(hosts)) = &policy.network {
             web = web.allow_hosts(hosts.iter().cloned());
         }
         if is_replay {
@@ -76,25 +73,28 @@ impl WebOffer {
         }
         Ok(Some(match self {
             Self::PagesAndSearch if is_replay => web.search(RecordedSearch),
-            Self::PagesAndSearch => web.search(allowed_service(settings, hosts)?),
+            Self::PagesAndSearch => web.search(allowed_service(settings, policy)?),
             Self::None | Self::Pages => web,
         }))
     }
 }
 
 /// Returns the search service of the settings.
-fn allowed_service(
-    settings: &Settings,
-    hosts: Option<&Vec<HostPattern>>,
-) -> anyhow::Result<SearchService> {
+fn allowed_service(settings: &Settings, policy: &Policy) -> anyhow::Result<SearchService> {
     let search = settings
         .search
         .context("web_search needs --search SERVICE")?;
     let (service, address) = service(search)?;
-    let host = address.host_str().and_then(|host| host.parse().ok());
+    let Some(host) = address.host_str().and_then(|host| host.parse().ok()) else {
+        return Ok(service);
+    };
+    let denied = &settings.sandbox.policy.deny_host;
+    if denied.iter().any(|pattern| pattern.matches_name(&host)) {
+        bail!("--search sends queries to {host}, which --deny-host denies");
+    }
     let port = address.port_or_known_default().unwrap_or_default();
-    if let (Some(hosts), Some(host)) = (hosts, &host)
-        && !hosts.iter().any(|allowed| allowed.matches(host, port))
+    if let Some(network @ Network::Hosts(_)) = &policy.network
+        && !network.allows(&host, port)
     {
         bail!(
             "--search sends queries to {host}, which is not among the allowed hosts: add --allow-host {host}"

@@ -253,8 +253,22 @@ impl Access {
 pub enum Network {
     /// No network access.
     Off,
-    /// Only these hosts, by name. Names that resolve to this machine or a private network are refused.
+    /// Only these hosts, by name, without those that patterns after `!` deny. Names that resolve to this machine or a
+    /// private network are refused.
     Hosts(Vec<HostPattern>),
+}
+
+impl Network {
+    /// Returns whether a host can be reached on a port, as far as its name tells.
+    pub fn allows(&self, host: &HostName, port: u16) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Hosts(hosts) => {
+                hosts.iter().any(|pattern| pattern.matches(host, port))
+                    && !hosts.iter().any(|pattern| pattern.denies(host, port))
+            }
+        }
+    }
 }
 
 /// Handling of policy fields that can't be enforced.

@@ -9,8 +9,8 @@ use cantle_core::ids::RunId;
 use cantle_core::policy::{Access, Policy};
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
-use rmcp::RoleClient;
 use futures_util::FutureExt as _;
+use rmcp::RoleClient;
 use rmcp::model::{
     CallToolRequestParams, CallToolResult, JsonObject, ProtocolVersion, SubscriptionFilter, Tool,
 };

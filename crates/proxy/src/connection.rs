@@ -253,10 +253,12 @@ impl Gateway {
             .iter()
             .filter(|pattern| pattern.matches(host, port))
             .peekable();
-        if allowing.peek().is_some() {
+        let is_denied = hosts.iter().any(|pattern| pattern.denies(host, port));
+        if allowing.peek().is_some() && !is_denied {
             return Ok(allowing.any(HostPattern::allows_private_addresses));
         }
-        let what = if hosts.iter().any(|pattern| pattern.matches_name(host)) {
+        let is_named = |pattern: &HostPattern| !pattern.is_denied() && pattern.matches_name(host);
+        let what = if !is_denied && hosts.iter().any(is_named) {
             "its port is"
         } else {
             "it is"

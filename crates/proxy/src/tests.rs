@@ -101,6 +101,25 @@ async fn other_host_is_refused_with_reason() {
 }
 
 #[tokio::test]
+async fn denied_host_is_refused_although_another_pattern_allows_it() {
+    let server = Server::echo().await;
+    let hosts = ["*.allowed.example.com:PORT", "!denied.allowed.example.com"];
+    let world = World::new(&hosts, &server).await;
+    for (host, expected) in [("www", 200), ("denied", 403), ("DENIED", 403)] {
+        let mut tunnel = world.connect().await;
+        let head = tunnel
+            .connect(&format!("{host}.allowed.example.com:{}", server.port()))
+            .await;
+        assert_eq!(status(&head), expected, "{head}");
+    }
+    let [denied] = &world.denied()[..] else {
+        panic!("{:?}", world.denied());
+    };
+    let reason = denied.to_string();
+    assert!(reason.contains("it is not allowed; "), "{reason}");
+}
+
+#[tokio::test]
 async fn other_port_is_refused() {
     let server = Server::echo().await;
     let world = World::new(&["allowed.example.com"], &server).await;

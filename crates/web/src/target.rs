@@ -120,7 +120,8 @@ impl Reach {
         let Some(allow) = &self.allow else {
             return Ok(());
         };
-        if allow.iter().any(|pattern| pattern.matches(name, port)) {
+        let is_denied = allow.iter().any(|pattern| pattern.denies(name, port));
+        if !is_denied && allow.iter().any(|pattern| pattern.matches(name, port)) {
             return Ok(());
         }
         let allowed: Vec<_> = allow.iter().map(ToString::to_string).collect();

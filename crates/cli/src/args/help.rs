@@ -18,7 +18,7 @@ A flag is preferred to its variable, and that to cantle.toml in the current dire
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
 max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
 price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
-max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
+max_repeats, strict_finish, timeout, parallel_commands, tools, search, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, deny_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \
 workspace does.
 

@@ -74,9 +74,23 @@ fn preset_without_network_sets_aside_weaker_hosts() {
 }
 
 #[test]
+fn denied_hosts_bind_commands_if_hosts_are_allowed() {
+    let denying = "deny_host = ['ads.example.org']";
+    assert_eq!(resolved(denying, "", ""), Ok(Policy::workspace()));
+    let hosts = ["api.example.com", "*.example.org", "!ads.example.org"];
+    assert_eq!(
+        resolved(denying, "", HOSTS),
+        Ok(with_hosts(Policy::workspace(), &hosts))
+    );
+}
+
+#[test]
 fn contradictions_are_explained() {
     let refused = resolved(&format!("{UNCONFINED}\n{HOSTS}"), "", "").unwrap_err();
     assert!(refused.contains("every host can be reached"), "{refused}");
+    let denying = "deny_host = ['ads.example.org']";
+    let refused = resolved(&format!("{UNCONFINED}\n{denying}"), "", "").unwrap_err();
+    assert!(refused.contains("--deny-host"), "{refused}");
     let refused = resolved("policy = 'network'", "", "").unwrap_err();
     assert!(
         refused.contains("--allow-host api.example.com"),

@@ -114,18 +114,6 @@ pub(crate) struct Settings {
     )]
     pub(crate) search: Option<Search>,
 
-    /// Host that the web tools must not reach, such as '*.example.org'; can be repeated
-    ///
-    /// If hosts are allowed (--allow-host), they reach only those.
-    #[arg(
-        long,
-        value_name = "HOST",
-        env = "CANTLE_DENY_HOST",
-        value_delimiter = ',',
-        help_heading = "Sandbox"
-    )]
-    pub(crate) deny_host: Vec<HostPattern>,
-
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) packages: PackageSettings,
@@ -397,6 +385,17 @@ pub(crate) struct PolicySettings {
         value_delimiter = ','
     )]
     pub(crate) allow_host: Vec<AllowedHost>,
+
+    /// Host that neither commands nor web tools may reach, such as ads.example.org; can be repeated
+    ///
+    /// It takes hosts away from those of --allow-host; without these, it is for the web tools alone.
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_DENY_HOST",
+        value_delimiter = ','
+    )]
+    pub(crate) deny_host: Vec<HostPattern>,
 
     /// Resource limit, such as memory=2G, processes=64 or cpu_time=5m; can be repeated
     #[arg(

@@ -98,7 +98,6 @@ fn file_has_a_key_for_each_setting() {
         parallel_commands: Some(true),
         tools: vec![OptionalTool::Python, OptionalTool::Web],
         search: Some(Search::Searxng),
-        deny_host: vec!["ads.example.com".parse().unwrap()],
         packages: PackageSettings {
             package: vec!["pandas>=2,<3".parse().unwrap()],
             source: PackageSourceSettings {
@@ -119,6 +118,7 @@ fn file_has_a_key_for_each_setting() {
                 allow_host: ["api.example.com", "*.example.org"]
                     .map(|host| host.parse().unwrap())
                     .to_vec(),
+                deny_host: vec!["ads.example.com".parse().unwrap()],
                 limit: ["memory=2G", "wall_time=1h"]
                     .map(|limit| limit.parse().unwrap())
                     .to_vec(),
@@ -140,7 +140,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, limit, read, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, deny_host, limit, read, best_effort"
     );
 }
 

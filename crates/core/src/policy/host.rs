@@ -115,6 +115,9 @@ fn reads_as_number(label: &str) -> bool {
 /// A name that leads to an address which is not public is refused, unless the pattern is marked:
 /// `mirror.example.org,private` is for a mirror in the user's own network.
 ///
+/// A pattern after `!` takes hosts away from those that others of its list allow: `*.example.org` with
+/// `!ads.example.org`. Without a port, it is for all ports. [`Network::allows`](super::Network::allows) looks at both.
+///
 /// ```
 /// use cantle_core::policy::HostPattern;
 ///
@@ -131,7 +134,11 @@ pub struct HostPattern {
     subdomains: bool,
     port: Option<u16>,
     private: bool,
+    denies: bool,
 }
+
+/// Stands before a pattern of hosts that are denied.
+const DENIED: char = '!';
 
 /// Stands after a pattern whose addresses may be private.
 const PRIVATE: &str = ",private";
@@ -149,16 +156,34 @@ impl HostPattern {
         self.private
     }
 
-    /// Returns whether the pattern allows `host` on `port`.
+    /// Turns the pattern into one of hosts that are denied.
+    #[must_use]
+    pub fn denied(mut self) -> Self {
+        self.denies = true;
+        self.private = false;
+        self
+    }
+
+    /// Returns whether the pattern takes hosts away.
+    pub fn is_denied(&self) -> bool {
+        self.denies
+    }
+
+    /// Returns whether the pattern denies `host` on `port`.
+    pub fn denies(&self, host: &HostName, port: u16) -> bool {
+        self.denies && self.port.is_none_or(|own| own == port) && self.matches_name(host)
+    }
+
+    /// Returns whether the pattern allows `host` on `port`. Other patterns of its list may deny it.
     pub fn matches(&self, host: &HostName, port: u16) -> bool {
         let port_matches = match self.port {
             Some(own) => own == port,
             None => DEFAULT_PORTS.contains(&port),
         };
-        port_matches && self.matches_name(host)
+        !self.denies && port_matches && self.matches_name(host)
     }
 
-    /// Returns whether the pattern allows `host` on any port.
+    /// Returns whether the pattern is for `host`, on any port.
     pub fn matches_name(&self, host: &HostName) -> bool {
         let name = self.name.as_str();
         if self.subdomains {
@@ -172,6 +197,9 @@ impl HostPattern {
 
 impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.denies {
+            write!(f, "{DENIED}")?;
+        }
         if self.subdomains {
             f.write_str("*.")?;
         }
@@ -191,7 +219,12 @@ impl FromStr for HostPattern {
 
     fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
         let invalid = |advice| InvalidPolicy::new(text, "a host that can be allowed", advice);
+        let (text, denies) = match text.strip_prefix(DENIED) {
+            Some(text) => (text, true),
+            None => (text, false),
+        };
         let (text, private) = match text.strip_suffix(PRIVATE) {
+            Some(_) if denies => return Err(invalid("a host that is denied has no `private`")),
             Some(text) => (text, true),
             None => (text, false),
         };
@@ -231,6 +264,7 @@ impl FromStr for HostPattern {
             subdomains,
             port,
             private,
+            denies,
         })
     }
 }

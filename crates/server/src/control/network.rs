@@ -66,7 +66,7 @@ pub(super) fn restrict(
         return Ok(None);
     }
     let hosts = rules.allow_out.iter().map(|host| host.parse());
-    let hosts: Vec<HostPattern> = hosts
+    let mut hosts: Vec<HostPattern> = hosts
         .collect::<Result<_, _>>()
         .map_err(|error| ApiError::bad_request(format!("network.allowOut: {error}")))?;
     match &policy.network {
@@ -76,6 +76,7 @@ pub(super) fn restrict(
                 let message = format!("network.allowOut: this server doesn't grant {host}");
                 return Err(ApiError::bad_request(message));
             }
+            hosts.extend(granted.iter().filter(|host| host.is_denied()).cloned());
         }
         Some(_) => {
             let message = "network.allowOut: this server grants sandboxes no network";
@@ -95,6 +96,14 @@ mod tests {
 
     #[test]
     fn clients_may_request_less_network_than_granted() {
+        let denied = "!ads.example.org".parse().unwrap();
+        let granted = Policy::network(["*.example.org".parse().unwrap(), denied]);
+        let json = r#"{"allowOut": ["*.example.org"], "denyOut": ["0.0.0.0/0"]}"#;
+        assert_eq!(
+            under(&granted, None, json),
+            Some(granted.network),
+            "a client can't drop what the server denies"
+        );
         let granted = Policy::network([
             "index.example.org".parse().unwrap(),
             "a.example.org".parse().unwrap(),

@@ -149,9 +149,15 @@ async fn lists_of_hosts_bind_every_hop() {
     .await;
     let port = server.port();
     let allowed = || [format!("*.example.com:{port}").parse().unwrap()];
+    let all = [
+        format!("*.example.com:{port}"),
+        format!("*.example.org:{port}"),
+    ];
+    let with_denied = [&all[0], &all[1], "!evil.example.org"].map(|host| host.parse().unwrap());
     let denied = || ["evil.example.org".parse().unwrap()];
     for tools in [
         tools(server).allow_hosts(allowed()),
+        tools(server).allow_hosts(with_denied),
         tools(server).deny_hosts(denied()),
     ] {
         let set = open(&tools).await;

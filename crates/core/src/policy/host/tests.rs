@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::policy::Network;
 
 fn pattern(text: &str) -> HostPattern {
     text.parse().expect("a pattern")
@@ -47,10 +48,46 @@ fn patterns_match_exactly() {
 }
 
 #[test]
+fn denied_hosts_are_taken_away_from_allowed_ones() {
+    let network = Network::Hosts(
+        [
+            "*.example.org",
+            "api.example.com:8443",
+            "!ads.example.org",
+            "!*.private.example.org:443",
+        ]
+        .map(pattern)
+        .to_vec(),
+    );
+    for (name, port, expected) in [
+        ("deb.example.org", 443, true),
+        ("ads.example.org", 443, false),
+        ("ads.example.org", 80, false),
+        ("a.ads.example.org", 443, true),
+        ("a.private.example.org", 443, false),
+        ("a.private.example.org", 80, true),
+        ("api.example.com", 8443, true),
+        ("other.example.com", 443, false),
+    ] {
+        assert_eq!(network.allows(&host(name), port), expected, "{name}:{port}");
+    }
+    // A reader that knows no denied hosts does not take one for an allowed one.
+    let denied = pattern("!ads.example.org");
+    assert!(!denied.matches(&host("ads.example.org"), 443));
+    assert_eq!(
+        pattern("ads.example.org:8443,private").denied().to_string(),
+        "!ads.example.org:8443"
+    );
+    assert!("!ads.example.org,private".parse::<HostPattern>().is_err());
+    assert!(!Network::Off.allows(&host("deb.example.org"), 443));
+}
+
+#[test]
 fn patterns_have_a_canonical_form() {
     for (text, expected) in [
         ("Example.com.", "example.com"),
         ("*.Example.org.:443", "*.example.org:443"),
+        ("!Ads.Example.org", "!ads.example.org"),
     ] {
         assert_eq!(pattern(text).to_string(), expected);
         let json = serde_json::to_value(pattern(text)).expect("serializes");
