@@ -2,11 +2,16 @@
 
 use std::fmt::Write as _;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use cantle_backends_local::LocalBackend;
-use cantle_python::{Execution, Interpreter, PythonSession, SourceFacts};
+use cantle_core::sandbox::ArtifactLimits;
+use cantle_core::tool::NoProgress;
+use cantle_python::{
+    Execution, Interpreter, PackageIndex, PackageRequest, PackageStore, PythonSession, SourceFacts,
+};
 use serde_json::json;
 
 use crate::process::{median, run_part};
@@ -44,6 +49,18 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
             1.15,
         ),
         ("call of a warm kernel", "call_ms", "ms", 2.0),
+        (
+            "prepared packages: opening, a one-shot run and closing, more than without",
+            "packages_ms",
+            "ms",
+            5.0,
+        ),
+        (
+            "artifacts among 10,000 files: a call, more than without",
+            "artifacts_ms",
+            "ms",
+            20.0,
+        ),
         (
             "50 kernels: memory of each beyond Python's own",
             "kernel_mb",
@@ -104,11 +121,80 @@ pub(crate) fn run() -> Result<()> {
             "raw_ms": raw,
             "one_shot": median(&mut one_shot) / raw,
             "call_ms": median(&mut calls),
+            "packages_ms": packages().await?,
+            "artifacts_ms": artifacts().await?,
             "kernel_mb": kernel_memory().await?,
         }))
     })?;
     println!("{answer}");
     Ok(())
+}
+
+/// Writes a wheel of the module `small` into the current directory.
+const WHEEL: &str = r#"
+import zipfile
+info = "small-1.0.dist-info"
+with zipfile.ZipFile("small-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("small.py", "VALUE = 42\n")
+    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: bench\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "")
+"#;
+
+/// Returns the time that a prepared package adds to a run in a sandbox of its own.
+async fn packages() -> Result<f64> {
+    let place = tempfile::tempdir()?;
+    // The user that runs commands enters it.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+    std::fs::set_permissions(place.path(), mode)?;
+    let mut wheel = std::process::Command::new("python3");
+    wheel.args(["-c", WHEEL]).current_dir(place.path());
+    ensure!(wheel.status()?.success());
+    let index = PackageIndex::directory(place.path());
+    let request = PackageRequest::new(["small".parse()?]).index(index);
+    let store = PackageStore::new(place.path().join("store"), LocalBackend::new());
+    let plain = Interpreter::new(LocalBackend::new());
+    let with_packages = plain
+        .clone()
+        .packages(store.prepare(&request, &NoProgress).await?);
+    completed(with_packages.run("import small").await?)?;
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (python, times) in [(&plain, &mut without), (&with_packages, &mut with)] {
+            let started = Instant::now();
+            completed(python.run("pass").await?)?;
+            times.push(milliseconds(started));
+        }
+    }
+    Ok(median(&mut with) - median(&mut without))
+}
+
+/// Returns the time that looking for artifacts adds to a call in a directory of 10,000 files.
+async fn artifacts() -> Result<f64> {
+    let plain = Interpreter::new(LocalBackend::new());
+    let session = plain.open().await?;
+    let collecting = plain
+        .artifacts(ArtifactLimits::default())
+        .attach(Arc::clone(session.sandbox()));
+    let fill = "import os\nfor d in range(100):\n  os.mkdir(str(d))\n  for f in range(100): open(f'{d}/{f}', 'w').close()";
+    completed(session.execute("main", fill).await?)?;
+    completed(collecting.execute("main", "1").await?)?;
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (session, times) in [(&session, &mut without), (&collecting, &mut with)] {
+            let started = Instant::now();
+            let executed = completed(
+                session
+                    .execute("main", "open('made', 'w').write('x')")
+                    .await?,
+            )?;
+            times.push(milliseconds(started));
+            ensure!(executed.artifacts.files.len() <= 1, "{executed:?}");
+        }
+    }
+    collecting.remove("main").await;
+    session.close().await?;
+    Ok(median(&mut with) - median(&mut without))
 }
 
 /// Returns the memory of a kernel's two processes beyond that of an idle Python beside it.

@@ -189,6 +189,56 @@ async fn packages_are_installed_once_for_programs_and_runs() {
     assert_eq!(option.code, Some(2), "{option:?}");
 }
 
+#[tokio::test]
+async fn packages_that_nothing_used_for_a_month_are_garbage() {
+    let env = with_wheel(TestEnv::new());
+    env.write("program.py", "import chartless\nprint(chartless.VALUE)\n");
+    let program = ["python", "--package", "chartless", "program.py"];
+    assert_eq!(env.run(program).await.stdout, "42\n");
+    let sets = ".local/state/cantle/packages/sets";
+    let is_set = |name: &String| !name.contains('.');
+    let installed = || {
+        env.list(sets)
+            .into_iter()
+            .filter(is_set)
+            .collect::<Vec<_>>()
+    };
+    let [set] = &installed()[..] else {
+        panic!("{:?}", env.list(sets));
+    };
+    assert_eq!(env.run(["gc"]).await.code, Some(0));
+    assert_eq!(installed(), std::slice::from_ref(set));
+    let marker = env.path(sets).join(format!("{set}.json"));
+    let used = std::fs::File::options().write(true).open(marker);
+    let month = std::time::Duration::from_secs(31 * 24 * 60 * 60);
+    let then = std::time::SystemTime::now() - month;
+    used.unwrap().set_modified(then).unwrap();
+    let removed = env.run(["gc", "--verbose"]).await;
+    assert!(removed.stdout.contains(set), "{removed:?}");
+    assert_eq!(installed(), [""; 0]);
+    assert_eq!(env.run(program).await.stdout, "42\n");
+}
+
+#[tokio::test]
+async fn only_the_user_allows_packages_from_a_private_network() {
+    let env = with_wheel(TestEnv::new());
+    env.write("program.py", "");
+    env.write(
+        "cantle.toml",
+        "package_host = [\"files.example.org,private\"]\n",
+    );
+    let program = ["python", "--package", "chartless", "program.py"];
+    // Also in a directory that is trusted.
+    assert_eq!(env.run(["trust"]).await.code, Some(0));
+    let refused = env.run(program).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let reason = "only a flag, a variable or your own settings can allow private addresses";
+    assert!(refused.stderr.contains(reason), "{refused:?}");
+    let flag = ["--package-host", "files.example.org,private"];
+    let allowed = env.run(program.iter().chain(&flag)).await;
+    assert_eq!(allowed.code, Some(0), "{allowed:?}");
+}
+
 /// P25 of Mellea's tests: pip installs packages where uv is absent.
 #[tokio::test]
 async fn uv_installs_packages_where_it_is_and_pip_elsewhere() {

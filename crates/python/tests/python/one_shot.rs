@@ -4,8 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
+use cantle_backends_local::{LocalBackend, Mechanism};
+use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
-use cantle_core::sandbox::{ArtifactLimits, ExitStatus};
+use cantle_core::sandbox::{ArtifactLimits, Backend as _, ExitStatus, SandboxContext};
 use cantle_python::{Execution, ExecutionOutcome};
 use cantle_testkit::lane::skip;
 
@@ -83,6 +85,27 @@ async fn output_is_kept_at_the_time_limit() {
     let run = python.run(code).await.unwrap();
     assert_eq!(run.outcome, ExecutionOutcome::TimedOut);
     assert_eq!(run.stdout.text(), "so far\n");
+}
+
+#[tokio::test]
+async fn a_limit_of_the_policy_ends_the_code_and_output_is_kept() {
+    let mut policy = Policy::workspace();
+    policy.limits.disk_bytes = Some(10 << 20);
+    // Where it is measured; the kernel's limit is an error of the code.
+    let backend = LocalBackend::new().without(Mechanism::DiskImages);
+    let code = "print('so far', flush=True)\nimport time\nfile = open('large', 'wb', 0)\n\
+                for _ in range(1000):\n  file.write(bytes(1 << 20))\n  time.sleep(0.01)";
+    for one_shot in [true, false] {
+        let context = SandboxContext::new(RunId::new(), policy.clone()).durable();
+        let session = interpreter().attach(backend.open(context).await.unwrap());
+        let run = match one_shot {
+            true => session.run(code).await.unwrap(),
+            false => session.execute("main", code).await.unwrap(),
+        };
+        assert_eq!(run.outcome, ExecutionOutcome::LimitReached, "{run:?}");
+        assert_eq!(run.stdout.text(), "so far\n");
+        session.close().await.unwrap();
+    }
 }
 
 #[tokio::test]
