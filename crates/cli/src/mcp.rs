@@ -26,6 +26,16 @@ pub(crate) struct McpArgs {
 
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
+
+    /// Also offer run_agent, which starts `cantle run` with the client's task
+    ///
+    /// Its runs have the sandbox flags of this command, and the arguments after `--`, such as `-- --model qwen3 --budget-usd 1`.
+    #[arg(long, help_heading = "Model")]
+    pub(crate) allow_agent: bool,
+
+    /// Arguments of `cantle run` for run_agent
+    #[arg(last = true, value_name = "RUN_ARGUMENT", requires = "allow_agent")]
+    pub(crate) agent_arguments: Vec<String>,
 }
 
 #[derive(Debug, clap::Subcommand)]

@@ -1,5 +1,6 @@
 //! `cantle mcp`: a sandbox for an MCP client, or the servers of an `mcp.json`, tried.
 
+mod agent;
 mod over_http;
 mod tools;
 
@@ -40,7 +41,12 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
     policy.environment = args.variables.resolve(&[]).usage()?;
     let backend = backend.open(LocalBackend::new()).usage()?;
     let tools = SandboxTools::new(backend, policy, None);
-    let served = serve_stdio(tools.list(), cancellation).await;
+    let mut offered = tools.list();
+    if args.allow_agent {
+        let agent = agent::run_agent(&args.sandbox.flags, &args.agent_arguments);
+        offered.push(agent.usage()?);
+    }
+    let served = serve_stdio(offered, cancellation).await;
     let closed = tools.close().await;
     served.context("failed to serve MCP").internal()?;
     closed.map_err(|error| failure(FAILED, &error))?;

@@ -274,6 +274,80 @@ async fn a_client_works_in_one_sandbox() {
 }
 
 #[tokio::test]
+async fn a_client_starts_runs_only_if_that_is_allowed_and_within_their_limits() {
+    let script = Script::new()
+        .turn(command("cat /proc/self/limits; echo $COLOUR"))
+        .turn(finish("It is done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let mut plain = Client::start(&env, &[]).await;
+    let call = json!({"name": "run_agent", "arguments": {"task": "Work"}});
+    let answer = plain.request("tools/call", call).await;
+    assert_eq!(answer["error"]["message"], "there is no tool `run_agent`");
+    plain.close().await;
+
+    let args = [
+        "--allow-agent",
+        "--limit",
+        "open_files=77",
+        "--",
+        "--max-turns",
+        "2",
+    ];
+    let mut client = Client::start(&env, &args).await;
+    let answer = client.request("tools/list", json!({})).await;
+    assert_eq!(answer["result"]["tools"][5]["name"], "run_agent");
+    let done = client.call("run_agent", json!({"task": "--help me"})).await;
+    assert_eq!(done, (true, vec!["It is done.".to_owned()]));
+    let messages = server.requests()[1].body()["messages"].to_string();
+    assert!(messages.contains("--help me"), "{messages}");
+    assert!(
+        messages.contains("77"),
+        "the sandbox flags are those of the server: {messages}"
+    );
+    client.close().await;
+
+    let args = ["--allow-agent", "--", "--max-turns", "1"];
+    let mut client = Client::start(&env, &args).await;
+    let (success, text) = client.call("run_agent", json!({"task": "Work"})).await;
+    assert!(!success, "{text:?}");
+    assert!(
+        text[0].starts_with("The run ended with exit status: 3."),
+        "{text:?}"
+    );
+    client.close().await;
+
+    let without = TestEnv::new();
+    for (args, expected) in [
+        (&["--allow-agent"][..], "model"),
+        (&["--allow-agent", "--", "--no-such-flag"], "--no-such-flag"),
+        (&["--", "--quiet"], "--allow-agent"),
+    ] {
+        let exited = without.run([&["mcp"], args].concat()).await;
+        assert_eq!(exited.code, Some(2), "{exited:?}");
+        assert!(exited.stderr.contains(expected), "{exited:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_of_a_client_leaves_nothing() {
+    let env = TestEnv::new();
+    let mark = Mark::new(&env);
+    let script = Script::new().turn(command(&format!("bash -c 'sleep 1000; :' {mark}")));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    let mut client = Client::start(&env, &["--allow-agent"]).await;
+    let params = json!({"name": "run_agent", "arguments": {"task": "Wait"}});
+    let id = client.send("tools/call", params).await;
+    mark.appeared().await;
+    client
+        .notify("notifications/cancelled", json!({"requestId": id}))
+        .await;
+    mark.gone().await;
+    client.close().await;
+}
+
+#[tokio::test]
 async fn bad_calls_of_a_client_are_errors() {
     let env = TestEnv::new();
     let mut client = Client::start(&env, &[]).await;

@@ -37,6 +37,46 @@ fn names(request: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
+async fn approvals_apply_to_web_tools_and_hosts_bind_them() {
+    let fetch = |url: &str| Turn::tool(ToolCall::new("fetch_web_page", json!({"url": url})));
+    let script = Script::new()
+        .turn(fetch("https://secret.example.com/"))
+        .turn(fetch("https://ads.example.org/"))
+        .turn(fetch("https://other.example.net/"))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write(
+        "rules.toml",
+        "default = \"allow\"\n[[rule]]\ntool = \"fetch_web_page\"\narguments.url = \"*secret*\"\npermission = \"deny\"\n",
+    );
+    let hosts = [
+        "--allow-host",
+        "*.example.org,*.example.com",
+        "--deny-host",
+        "ads.example.org",
+    ];
+    let run = ["run", "Read", "--tools", "web", "--approve", "rules.toml"];
+    let exited = env.run(run.iter().chain(&hosts)).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let requests = server.requests();
+    let messages = requests[3].body()["messages"].clone();
+    let results: Vec<String> = messages
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|message| message["role"] == "tool")
+        .map(|message| message["content"].to_string())
+        .collect();
+    assert!(results[0].contains("rules deny this call"), "{results:?}");
+    assert!(
+        results[1].contains("`ads.example.org` is denied"),
+        "{results:?}"
+    );
+    assert!(results[2].contains("is not allowed"), "{results:?}");
+}
+
+#[tokio::test]
 async fn a_model_searches_and_reads_pages_if_the_user_says_so() {
     let (url, searxng) = searxng().await;
     let search = ToolCall::new("web_search", json!({"query": "cantle"}));

@@ -1,0 +1,116 @@
+//! `run_agent`: an MCP client starts a run of Cantle's own agent, as `cantle run` does.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cantle::core::escape::shorten;
+use cantle::core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use clap::Parser as _;
+use rustix::process::{Pid, Signal, kill_process};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::args::RunArgs;
+use crate::config::RunConfig;
+use crate::settings::layers::Layer;
+
+/// Time for a cancelled run to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
+/// Maximum characters of the errors of a run that failed.
+const MAX_ERROR_CHARS: usize = 4_000;
+
+#[derive(Deserialize, JsonSchema)]
+struct AgentParams {
+    /// The task, with everything that the agent has to know.
+    task: String,
+}
+
+/// The command line of a run; its first word is the subcommand.
+#[derive(clap::Parser)]
+struct RunLine {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// Returns the tool. `flags` are those of the sandbox, and `arguments` further ones of `cantle run`.
+///
+/// # Errors
+/// If they are not valid there, or no model is configured.
+pub(super) fn run_agent(flags: &Layer, arguments: &[String]) -> anyhow::Result<DynTool> {
+    let mut line = vec!["run".to_owned(), "--quiet".to_owned()];
+    line.extend(flags.iter().flat_map(|(name, value)| flag(name, value)));
+    line.extend(arguments.iter().cloned());
+    line.push("--".to_owned());
+    let parsed = RunLine::try_parse_from(line.iter().map(String::as_str).chain(["task"]));
+    let RunLine { run } = parsed.context("the arguments after `--` are for `cantle run`")?;
+    RunConfig::resolve(&run.settings, run.replay.as_deref())
+        .map_err(|failure| failure.error)
+        .context("--allow-agent needs what `cantle run` needs")?;
+    let program = std::env::current_exe().context("failed to find this program")?;
+    let description = "Starts an agent that works on the task in a sandbox of its own with a model, and returns its answer and \
+                       the files it delivered. It may take minutes and cost money.";
+    let tool = DynTool::from_fn("run_agent", description, move |params: AgentParams, cx| {
+        let mut command = Command::new(&program);
+        command.args(&line).arg(params.task);
+        perform(command, cx)
+    });
+    // The budget of a run limits its time.
+    Ok(tool.with_timeout(None))
+}
+
+/// Returns the arguments that give a setting again.
+fn flag(name: &str, value: &Value) -> Vec<String> {
+    let flag = format!("--{}", name.replace('_', "-"));
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    match value {
+        Value::Bool(true) => vec![flag],
+        Value::Bool(false) | Value::Null => Vec::new(),
+        Value::Array(values) => {
+            let each = values.iter().map(|value| format!("{flag}={}", text(value)));
+            each.collect()
+        }
+        value => vec![format!("{flag}={}", text(value))],
+    }
+}
+
+async fn perform(mut command: Command, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let failed = |error: std::io::Error| ToolError::failed(format!("The run failed: {error}"));
+    let child = command.spawn().map_err(failed)?;
+    let id = child.id();
+    let mut output = Box::pin(child.wait_with_output());
+    let output = tokio::select! {
+        output = &mut output => output.map_err(failed)?,
+        () = cx.cancellation.cancelled() => {
+            if let Some(pid) = id.and_then(|id| Pid::from_raw(id.cast_signed())) {
+                // It may have just ended.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            let _ = timeout(GRACE, output).await;
+            return Err(ToolError::cancelled());
+        }
+    };
+    let answer = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        return Ok(ToolOutput::text(answer.trim_end()));
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Ok(ToolOutput::failure(format!(
+        "The run ended with {}.\n{}\n{}",
+        output.status,
+        shorten(errors.trim(), MAX_ERROR_CHARS),
+        answer.trim_end()
+    )))
+}
