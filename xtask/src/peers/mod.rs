@@ -15,6 +15,7 @@ mod litellm;
 mod llama;
 mod matplotlib;
 mod mcp;
+mod mdbook;
 mod moto;
 mod postgres;
 mod python;
@@ -37,7 +38,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "aimock",
     "litellm",
     "llama",
@@ -54,6 +55,7 @@ const NAMES: [&str; 16] = [
     "chromium",
     "readers",
     "extractors",
+    "mdbook",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -175,6 +177,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let index = scope.spawn(|| index::bring_up(workshop));
         let readers = scope.spawn(|| readers::bring_up(workshop, lane));
         let extractors = scope.spawn(|| extractors::bring_up(workshop, lane));
+        let mdbook = scope.spawn(|| mdbook::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -200,6 +203,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             chromium::bring_up(),
             join(readers),
             join(extractors),
+            join(mdbook),
         ])
     })?;
 
@@ -251,6 +255,7 @@ mod tests {
                 "llama",
                 "matplotlib",
                 "mcp",
+                "mdbook",
                 "moto",
                 "postgres",
                 "readers",

@@ -203,6 +203,64 @@ async fn every_command_of_the_documentation_works() {
     }
 }
 
+/// All pages are in the table of contents, and the site's links lead somewhere.
+#[test]
+fn documentation_is_a_site() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let contents = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let names = fs::read_dir(&docs)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    let pages = || {
+        names
+            .iter()
+            .filter_map(|name| name.strip_suffix(".md"))
+            .filter(|name| *name != "SUMMARY")
+    };
+    for page in pages() {
+        assert!(
+            contents.contains(&format!("({page}.md)")),
+            "SUMMARY.md lacks {page}.md"
+        );
+    }
+
+    let Ok(mdbook) = std::env::var("CANTLE_TEST_MDBOOK") else {
+        return lane::skip("mdBook belongs to the full lane");
+    };
+    let site = tempfile::tempdir().unwrap();
+    let mut build = std::process::Command::new(mdbook);
+    let built = build
+        .arg("build")
+        .arg(&docs)
+        .arg("--dest-dir")
+        .arg(site.path())
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success() && !log.contains("WARN"), "{log}");
+    for page in pages() {
+        let text = fs::read_to_string(site.path().join(format!("{page}.html"))).unwrap();
+        let links = text
+            .split("href=\"")
+            .skip(1)
+            .map(|rest| rest.split('"').next().unwrap());
+        for link in links.filter(|link| !link.contains(':')) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let file = if file.is_empty() {
+                format!("{page}.html")
+            } else {
+                file.to_owned()
+            };
+            let target = fs::read(site.path().join(&file))
+                .unwrap_or_else(|_| panic!("{page} links to {link}"));
+            let anchor = format!("id=\"{anchor}\"");
+            let has_anchor = String::from_utf8_lossy(&target).contains(&anchor);
+            assert!(has_anchor || anchor == "id=\"\"", "{page} links to {link}");
+        }
+    }
+}
+
 #[test]
 fn marks_belong_to_the_block_below_them() {
     let text = "<!-- not run: lost -->\ntext\n```sh\none\ntwo\n```\n\n<!-- setup: a -->\n<!-- setup: b -->\n\

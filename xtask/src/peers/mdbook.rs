@@ -1,0 +1,27 @@
+//! mdBook, which makes a site of `docs/`.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::{Ready, Workshop};
+use crate::lane::Lane;
+
+const VERSION: &str = "0.5.4";
+
+/// Builds it, for the full lane.
+pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
+    if lane != Lane::Full {
+        return Ok(Ready::default());
+    }
+    let directory = workshop.cached("mdbook", VERSION, |directory| {
+        let mut install = Command::new("cargo");
+        install
+            .args(["install", "mdbook", "--version", VERSION, "--locked"])
+            .args(["--no-default-features", "--root"])
+            .arg(directory);
+        workshop.step("mdbook", &install)
+    })?;
+    let program = directory.join("bin/mdbook").display().to_string();
+    Ok(Ready::with([("CANTLE_TEST_MDBOOK", program)]))
+}
