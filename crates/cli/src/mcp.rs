@@ -2,12 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
+use async_trait::async_trait;
 use cantle::backends::local::LocalBackend;
-use cantle::mcp::{McpServer, McpTools};
+use cantle::core::policy::HostPattern;
+use cantle::core::tool::Progress;
+use cantle::mcp::{
+    Ecosystem, InstalledPackage, McpServer, McpTools, PackageInstaller, ServerPackage,
+};
+use cantle::python::{PackageRequest, PackageSpecifier};
 
 use crate::environment::variable;
-use crate::settings::{Given, SandboxSettings};
+use crate::packages;
+use crate::settings::{AllowedHost, Given, SandboxSettings};
 use crate::trust::read_regular;
 use crate::variables::VariableArgs;
 
@@ -42,14 +49,31 @@ pub(crate) struct McpArgs {
 pub(crate) enum McpCommand {
     /// Connect to the servers, and list their tools
     List {
-        /// The file, as for `cantle run --mcp`
-        file: PathBuf,
+        #[command(flatten)]
+        servers: ServerArgs,
     },
     /// Connect to the servers, and report which fail and why
     Test {
-        /// The file, as for `cantle run --mcp`
-        file: PathBuf,
+        #[command(flatten)]
+        servers: ServerArgs,
     },
+}
+
+/// Servers to try.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServerArgs {
+    /// The file, as for `cantle run --mcp`
+    pub(crate) file: PathBuf,
+
+    /// Host that installers of packages may reach, as for `cantle run`; can be repeated
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_PACKAGE_HOST",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    pub(crate) package_host: Vec<AllowedHost>,
 }
 
 /// Reads the servers in a file.
@@ -64,8 +88,73 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<McpServer>> {
 
 /// Returns the tools of servers. They are started on this machine, wherever the run's commands run: its programs are
 /// those that the file names.
-pub(crate) fn tools(servers: Vec<McpServer>) -> McpTools {
+///
+/// `hosts` are those that installers of their packages may reach, besides the index.
+pub(crate) fn tools(servers: Vec<McpServer>, hosts: Vec<HostPattern>) -> McpTools {
     McpTools::new(servers)
         .sandboxes(LocalBackend::new())
         .host(LocalBackend::new())
+        .packages(ServerPackages { hosts })
+}
+
+/// Installs the packages of servers in the store of this user.
+#[derive(Debug)]
+struct ServerPackages {
+    hosts: Vec<HostPattern>,
+}
+
+#[async_trait]
+impl PackageInstaller for ServerPackages {
+    async fn install(
+        &self,
+        package: &ServerPackage,
+        progress: &dyn Progress,
+    ) -> Result<InstalledPackage, String> {
+        let installed = match package.ecosystem {
+            Ecosystem::Python => self.install_python(package, progress).await,
+            Ecosystem::Npm => self.install_node(package, progress).await,
+            _ => Err(anyhow!("packages of this kind can't be installed")),
+        };
+        installed.map_err(|error| {
+            format!(
+                "{error}\nHosts of packages are allowed with --package-host HOST, or HOST,private"
+            )
+        })
+    }
+}
+
+impl ServerPackages {
+    async fn install_python(
+        &self,
+        package: &ServerPackage,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<InstalledPackage> {
+        let specifier: PackageSpecifier = package.specifier.parse()?;
+        let name = package
+            .specifier
+            .split(|c: char| "[<>=!~ ".contains(c))
+            .next();
+        let program = package.program.as_deref().or(name).unwrap_or_default();
+        if program.contains('/') {
+            bail!("`{program}` is no name of a program");
+        }
+        let request = PackageRequest::new([specifier]).hosts(self.hosts.clone());
+        let set = packages::store()?.prepare(&request, progress).await?;
+        let path = set.path().to_owned();
+        let program = path.join("bin").join(program);
+        Ok(InstalledPackage::new(program, vec![path], set))
+    }
+
+    async fn install_node(
+        &self,
+        package: &ServerPackage,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<InstalledPackage> {
+        let store = packages::store()?;
+        let prepared = store.prepare_node(&package.specifier, &self.hosts, progress);
+        let installed = prepared.await?;
+        let program = installed.program(package.program.as_deref())?;
+        let path = installed.path().to_owned();
+        Ok(InstalledPackage::new(program, vec![path], installed))
+    }
 }

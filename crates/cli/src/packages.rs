@@ -81,7 +81,10 @@ pub(crate) fn request(
         .refresh(source.refresh_packages == Some(true) && !is_saved))
 }
 
-fn hosts(source: &PackageSourceSettings, layers: &Layers) -> anyhow::Result<Vec<HostPattern>> {
+pub(crate) fn hosts(
+    source: &PackageSourceSettings,
+    layers: &Layers,
+) -> anyhow::Result<Vec<HostPattern>> {
     let hosts = AllowedHost::patterns(source.package_host.clone())?;
     if layers.origin("package_host") == Some(Origin::Directory)
         && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())

@@ -26,6 +26,7 @@ use crate::handler::Handler;
 use crate::http;
 use crate::limits::MAX_ERROR_CHARS;
 use crate::listing;
+use crate::package::{self, InstalledPackage, PackageInstaller};
 use crate::result;
 use crate::stdio::Child;
 
@@ -41,6 +42,8 @@ const HINT_NETWORK: &str =
 pub(crate) struct Surroundings {
     pub(crate) sandboxes: Option<Arc<dyn Backend>>,
     pub(crate) host: Option<Arc<dyn Backend>>,
+    /// Installs the packages of servers in sandboxes.
+    pub(crate) packages: Option<Arc<dyn PackageInstaller>>,
     /// The directory of the host that `workspace` means.
     pub(crate) workspace: Option<PathBuf>,
     /// Whether the model is shown images.
@@ -63,6 +66,8 @@ pub(crate) struct Server {
 struct State {
     /// The sandbox of a server that is started. It outlives the process.
     sandbox: Option<Arc<dyn Sandbox>>,
+    /// The package of the server, if it is started from one, and the number of words that name it.
+    package: Option<(InstalledPackage, usize)>,
     live: Option<Live>,
 }
 
@@ -300,6 +305,7 @@ impl Server {
 
     /// Starts the server in its sandbox, and opens that if there is none.
     async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
+        let stdio = &self.with_package(stdio, state).await?;
         if let Some(sandbox) = &state.sandbox {
             match self.start_in(stdio, &**sandbox).await {
                 Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}
@@ -309,6 +315,37 @@ impl Server {
         let sandbox = self.open_sandbox(stdio).await?;
         state.sandbox = Some(Arc::clone(&sandbox));
         self.start_in(stdio, &*sandbox).await
+    }
+
+    /// Returns the server as it is started if its package is installed, and installs it first.
+    async fn with_package(
+        &self,
+        stdio: &StdioServer,
+        state: &mut State,
+    ) -> Result<StdioServer, String> {
+        let mut stdio = stdio.clone();
+        let (Place::Sandbox { policy, .. }, Some(installer)) =
+            (&mut stdio.place, &self.surroundings.packages)
+        else {
+            return Ok(stdio);
+        };
+        let argv: Vec<&str> = stdio.argv.iter().map(|word| word.expose()).collect();
+        if state.package.is_none()
+            && let Some(named) = package::of_command(&argv)
+        {
+            let (package, words) = named?;
+            let installed = installer.install(&package, &*self.progress).await;
+            let installed =
+                installed.map_err(|problem| format!("can't be installed: {problem}"))?;
+            state.package = Some((installed, words));
+        }
+        if let Some((installed, words)) = &state.package {
+            let program = installed.program.display().to_string();
+            stdio.argv.splice(..*words, [program.into()]);
+            let roots = policy.read_roots.get_or_insert_default();
+            roots.paths.extend(installed.read_roots.iter().cloned());
+        }
+        Ok(stdio)
     }
 
     /// Connects with the handshake that most servers know: they may exit or hang without it. One that refuses it is

@@ -20,6 +20,7 @@ mod http_server;
 mod limits;
 mod listing;
 mod names;
+mod package;
 mod provider;
 mod result;
 mod server;
@@ -27,5 +28,6 @@ mod stdio;
 
 pub use self::config::{InvalidMcpConfig, McpServer};
 pub use self::http_server::HttpToolServer;
+pub use self::package::{Ecosystem, InstalledPackage, PackageInstaller, ServerPackage};
 pub use self::provider::McpTools;
 pub use self::server::serve_stdio;

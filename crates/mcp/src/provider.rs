@@ -19,6 +19,7 @@ use crate::connection::{Server, Surroundings};
 use crate::deferred::{deferred, spec_bytes};
 use crate::limits::MAX_DESCRIPTION_CHARS;
 use crate::names::{check_server_name, tool_name};
+use crate::package::PackageInstaller;
 
 /// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.
 const MAX_OFFERED_BYTES: usize = 24 << 10;
@@ -63,6 +64,13 @@ impl McpTools {
     /// user's permissions, but end with the session.
     pub fn host(mut self, backend: impl Backend + 'static) -> Self {
         self.surroundings.host = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets what installs the packages of servers that an entry starts with `npx` or `uvx` in a sandbox. Without, these
+    /// programs have to find the package themselves.
+    pub fn packages(mut self, installer: impl PackageInstaller + 'static) -> Self {
+        self.surroundings.packages = Some(Arc::new(installer));
         self
     }
 

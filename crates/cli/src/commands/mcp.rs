@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
+use cantle::core::policy::HostPattern;
 use cantle::core::tool::{OpenContext, ToolProvider as _};
 use cantle::mcp::{McpServer, serve_stdio};
 use futures_util::future::join_all;
@@ -22,6 +23,7 @@ use super::print;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::mcp::{self, McpArgs, McpCommand};
+use crate::settings::AllowedHost;
 use crate::text::clean;
 
 /// Exit code if a server fails.
@@ -55,14 +57,15 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
 
 /// Connects to every server, prints what it found, and returns the exit code.
 async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> Result<u8, Failure> {
-    let (file, lists_tools) = match command {
-        McpCommand::List { file } => (file, true),
-        McpCommand::Test { file } => (file, false),
+    let (servers, lists_tools) = match command {
+        McpCommand::List { servers } => (servers, true),
+        McpCommand::Test { servers } => (servers, false),
     };
-    let servers = mcp::read(file).usage()?;
+    let hosts = AllowedHost::patterns(servers.package_host.clone()).usage()?;
+    let servers = mcp::read(&servers.file).usage()?;
     let tried = servers
         .into_iter()
-        .map(|server| try_server(server, lists_tools));
+        .map(|server| try_server(server, hosts.clone(), lists_tools));
     let Some(tried) = cancellation.run_until_cancelled(join_all(tried)).await else {
         return Ok(Code::Cancelled as u8);
     };
@@ -78,10 +81,14 @@ async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> R
 }
 
 /// Returns a report on a server, or on its failure.
-async fn try_server(server: McpServer, lists_tools: bool) -> Result<String, String> {
+async fn try_server(
+    server: McpServer,
+    hosts: Vec<HostPattern>,
+    lists_tools: bool,
+) -> Result<String, String> {
     let title = format!("{} ({})", server.name(), server.place());
     let started = Instant::now();
-    let tools = mcp::tools(vec![server]).max_offered_bytes(usize::MAX);
+    let tools = mcp::tools(vec![server], hosts).max_offered_bytes(usize::MAX);
     let opened = tools.open(OpenContext::new(RunId::new())).await;
     let set = opened.map_err(|error| format!("{title}: failed: {error}\n"))?;
     let elapsed = started.elapsed().as_secs_f64();

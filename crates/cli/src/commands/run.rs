@@ -401,7 +401,8 @@ impl Definition<'_> {
             agent = agent.tool(user_input());
         }
         if let Some(file) = &self.mcp {
-            let tools = mcp::tools(mcp::read(file).usage()?);
+            let hosts = packages::hosts(&settings.packages.source, layers).usage()?;
+            let tools = mcp::tools(mcp::read(file).usage()?, hosts);
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();

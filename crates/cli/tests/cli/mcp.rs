@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use cantle_testkit::lane;
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -125,6 +126,54 @@ async fn servers_are_listed_and_tested() {
         exited
             .stderr
             .starts_with("cantle: wrong.json: mcpServers.x: cmd: unknown field `cmd`"),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
+async fn packages_of_servers_are_installed_first_and_start_without_network() {
+    let hosts = ["INDEX", "INDEX_FILES", "REGISTRY"]
+        .map(|name| std::env::var(format!("CANTLE_TEST_{name}")).ok());
+    let [Some(index), Some(files), Some(registry)] = hosts else {
+        lane::skip("the peer index is not available");
+        return;
+    };
+    let host = |url: &str| {
+        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+        rest.split(['/', ':']).next().unwrap_or_default().to_owned()
+    };
+    let hosts = [index, files, registry].map(|url| format!("{},private", host(&url)));
+    let env = TestEnv::new();
+    let names = lane::choose(
+        "npx",
+        &["time", "missing"][..],
+        &["time", "missing", "every"],
+    );
+    let mut servers = json!({"mcpServers": {
+        "time": {"command": "uvx", "args": ["mcp-server-time@2026.10.19", "--local-timezone", "Europe/Paris"]},
+        "every": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-everything@2026.8.31"]},
+        "missing": {"command": "uvx", "args": ["--from", "mcp-server-time==2026.10.19", "no-such-program"]},
+    }});
+    let entries = servers["mcpServers"].as_object_mut().unwrap();
+    entries.retain(|name, _| names.contains(&name.as_str()));
+    env.write("servers.json", servers.to_string());
+    let hosts = hosts.join(",");
+    let exited = env
+        .run(["mcp", "test", "servers.json", "--package-host", &hosts])
+        .await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    let lines: Vec<&str> = exited.stdout.lines().collect();
+    for name in names.iter().filter(|name| **name != "missing") {
+        let server = format!("{name} (sandbox): ");
+        let failed = format!("{server}failed");
+        assert!(!exited.stdout.contains(&failed), "{exited:?}");
+        assert!(
+            lines.iter().any(|line| line.starts_with(&server)),
+            "{exited:?}"
+        );
+    }
+    assert!(
+        exited.stdout.contains("missing (sandbox): failed"),
         "{exited:?}"
     );
 }

@@ -29,7 +29,7 @@ const PROGRAM: &str = include_str!("install.py");
 /// The file that a step writes.
 const RESULT: &str = "result.json";
 /// Maximum duration of a step.
-const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Maximum size of what a step says.
 const MAX_RESULT_BYTES: u64 = 32 << 20;
 /// Maximum number of hosts of an index's files.

@@ -9,6 +9,7 @@ mod copy;
 mod error;
 mod index;
 mod installer;
+mod node;
 mod request;
 mod store;
 
@@ -24,6 +25,7 @@ use sha2::{Digest as _, Sha256};
 pub use self::error::{PackageError, PackageErrorKind};
 pub use self::index::PackageIndex;
 use self::installer::Installer;
+pub use self::node::NodePackage;
 use self::request::is_name;
 pub use self::request::{PackageRequest, PackageSpecifier, PythonTarget};
 pub use self::store::CollectedPackages;

@@ -54,7 +54,7 @@ impl Layout {
         self.directory.join("sets")
     }
 
-    fn set(&self, key: &str) -> PathBuf {
+    pub(super) fn set(&self, key: &str) -> PathBuf {
         self.sets().join(key)
     }
 
@@ -119,7 +119,19 @@ impl Layout {
     /// Returns a set that is complete, and marks it as used now.
     pub(super) fn open(&self, resolution: Resolution) -> Result<Option<PackageSet>, PackageError> {
         let key = resolution.key();
-        let path = self.marker(&key);
+        let in_use = self.in_use(&key)?;
+        Ok(in_use.map(|in_use| PackageSet {
+            path: self.set(&key),
+            resolution: Arc::new(resolution),
+            key,
+            is_copied: false,
+            _in_use: in_use,
+        }))
+    }
+
+    /// Locks a set that is complete against removal, and marks it as used now.
+    pub(super) fn in_use(&self, key: &str) -> Result<Option<Arc<File>>, PackageError> {
+        let path = self.marker(key);
         let marker = match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(marker) => marker,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -133,13 +145,7 @@ impl Layout {
         }
         // Only garbage collection looks at it.
         let _ = marker.set_modified(SystemTime::now());
-        Ok(Some(PackageSet {
-            path: self.set(&key),
-            resolution: Arc::new(resolution),
-            key,
-            is_copied: false,
-            _in_use: Arc::new(marker),
-        }))
+        Ok(Some(Arc::new(marker)))
     }
 
     /// Makes the directory of a set, which `owner` can write until it is complete.
@@ -171,13 +177,21 @@ impl Layout {
         key: &str,
         resolution: Resolution,
     ) -> Result<PackageSet, PackageError> {
+        let _in_use = self.finish(key, &resolution)?;
+        let opened = self.open(resolution)?;
+        opened.ok_or_else(removed)
+    }
+
+    /// Ends an installation with a description of it.
+    pub(super) fn finish(
+        &self,
+        key: &str,
+        description: &impl serde::Serialize,
+    ) -> Result<Arc<File>, PackageError> {
         let directory = self.set(key);
         protect(&directory).map_err(|error| PackageError::io("protect", &directory, error))?;
-        write_json(&self.marker(key), &resolution)?;
-        let opened = self.open(resolution)?;
-        opened.ok_or_else(|| {
-            PackageError::failed("the packages were removed while they were installed")
-        })
+        write_json(&self.marker(key), description)?;
+        self.in_use(key)?.ok_or_else(removed)
     }
 
     pub(super) fn collect_garbage(&self, unused: Duration) -> CollectedPackages {
@@ -221,6 +235,10 @@ impl Layout {
         fs::remove_dir_all(directory)?;
         Ok(true)
     }
+}
+
+fn removed() -> PackageError {
+    PackageError::failed("the packages were removed while they were installed")
 }
 
 /// Returns the path of a set's archive.

@@ -1,0 +1,170 @@
+//! Packages that servers are started from, as `npx -y PACKAGE` and `uvx PACKAGE` name them.
+
+use std::any::Any;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cantle_core::tool::Progress;
+
+/// A package whose program is a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerPackage {
+    /// Where the package is from.
+    pub ecosystem: Ecosystem,
+    /// Its name, with extras and constraints of its version as the ecosystem writes them.
+    pub specifier: String,
+    /// The program of the package, if the entry names it.
+    pub program: Option<String>,
+}
+
+/// Where packages are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ecosystem {
+    /// Packages of npm, for Node.js.
+    Npm,
+    /// Packages of an index for Python.
+    Python,
+}
+
+/// A package that is installed on this machine.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct InstalledPackage {
+    /// The program.
+    pub program: PathBuf,
+    /// The paths that it needs to read.
+    pub read_roots: Vec<PathBuf>,
+    /// Keeps the package while it is used.
+    _guard: Arc<dyn Any + Send + Sync>,
+}
+
+impl InstalledPackage {
+    /// Creates it. `guard` is dropped when the package is not used any more.
+    pub fn new(program: PathBuf, read_roots: Vec<PathBuf>, guard: impl Any + Send + Sync) -> Self {
+        Self {
+            program,
+            read_roots,
+            _guard: Arc::new(guard),
+        }
+    }
+}
+
+impl fmt::Debug for InstalledPackage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InstalledPackage")
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Installs the packages of servers before these start, without what the server may see or reach.
+#[async_trait]
+pub trait PackageInstaller: fmt::Debug + Send + Sync {
+    /// Installs a package, unless it is installed.
+    ///
+    /// # Errors
+    /// With the reason, as a sentence for the user.
+    async fn install(
+        &self,
+        package: &ServerPackage,
+        progress: &dyn Progress,
+    ) -> Result<InstalledPackage, String>;
+}
+
+/// Returns the package that a command line names, and the number of words that name it; `None` if it starts another
+/// program.
+pub(crate) fn of_command(argv: &[&str]) -> Option<Result<(ServerPackage, usize), String>> {
+    let (program, rest) = argv.split_first()?;
+    let (ecosystem, from, agreeing): (_, &[&str], &[&str]) = match *program {
+        "npx" => (Ecosystem::Npm, &["-p", "--package"], &["-y", "--yes"]),
+        "uvx" => (Ecosystem::Python, &["--from"], &[]),
+        _ => return None,
+    };
+    let mut named = None;
+    let mut words = 1;
+    let mut rest = rest.iter();
+    let first = loop {
+        words += 1;
+        match rest.next() {
+            Some(word) if agreeing.contains(word) => {}
+            Some(word) if from.contains(word) && named.is_none() => {
+                named = rest.next();
+                words += 1;
+            }
+            Some(word) if word.starts_with('-') => {
+                return Some(Err(format!(
+                    "can't be installed: the option `{word}` of {program} is not known here"
+                )));
+            }
+            Some(word) => break *word,
+            None => {
+                return Some(Err(format!(
+                    "can't be installed: {program} names no package"
+                )));
+            }
+        }
+    };
+    let (specifier, program) = match named {
+        Some(package) => (*package, Some(first.to_owned())),
+        None => (first, None),
+    };
+    Some(Ok((package(ecosystem, specifier, program), words)))
+}
+
+fn package(ecosystem: Ecosystem, specifier: &str, program: Option<String>) -> ServerPackage {
+    // uvx writes `name@1.2` for `name==1.2`. A direct reference has spaces.
+    let versioned = specifier.split_once('@').filter(|(name, _)| {
+        ecosystem == Ecosystem::Python && !name.ends_with(' ') && !name.is_empty()
+    });
+    ServerPackage {
+        ecosystem,
+        specifier: match versioned {
+            Some((name, "latest")) => name.to_owned(),
+            Some((name, version)) => format!("{name}=={version}"),
+            None => specifier.to_owned(),
+        },
+        program,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_named_as_npx_and_uvx_name_them() {
+        let named = |line: &str| {
+            let argv: Vec<&str> = line.split(' ').collect();
+            of_command(&argv).map(|named| {
+                let (package, words) = named?;
+                let program = package.program.unwrap_or_default();
+                Ok::<_, String>(format!("{} {program} {words}", package.specifier))
+            })
+        };
+        for (line, expected) in [
+            ("npx -y @scope/server@1.2 --port 1", "@scope/server@1.2  3"),
+            ("npx server", "server  2"),
+            ("npx --yes -p @scope/tools serve x", "@scope/tools serve 5"),
+            ("uvx mcp-server-time --zone x", "mcp-server-time  2"),
+            ("uvx server@1.2", "server==1.2  2"),
+            ("uvx server@latest", "server  2"),
+            ("uvx --from tools[x]>=1 serve", "tools[x]>=1 serve 4"),
+        ] {
+            assert_eq!(named(line), Some(Ok(expected.to_owned())), "{line}");
+        }
+        for line in [
+            "npx",
+            "npx -y",
+            "npx -c x",
+            "uvx --with a b",
+            "uvx --from a",
+        ] {
+            assert!(named(line).is_some_and(|named| named.is_err()), "{line}");
+        }
+        assert_eq!(named("node server.js"), None);
+    }
+}
