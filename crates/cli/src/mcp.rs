@@ -14,7 +14,8 @@ use cantle::python::{PackageRequest, PackageSpecifier};
 
 use crate::environment::variable;
 use crate::packages;
-use crate::settings::{AllowedHost, Given, SandboxSettings};
+use crate::settings::layers::Layers;
+use crate::settings::{AllowedHost, Given, PackageSourceSettings, SandboxSettings};
 use crate::trust::read_regular;
 use crate::variables::VariableArgs;
 
@@ -84,6 +85,18 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<McpServer>> {
     let shown = path.display();
     let (text, _) = read_regular(path)?.with_context(|| format!("there is no file {shown}"))?;
     McpServer::from_json(&text, variable).map_err(|error| anyhow!("{shown}: {error}"))
+}
+
+/// Returns the tools of the servers in the file of a run.
+///
+/// # Errors
+/// As [`read`]; if a host of packages is not valid.
+pub(crate) fn of_run(
+    path: &Path,
+    source: &PackageSourceSettings,
+    layers: &Layers,
+) -> anyhow::Result<McpTools> {
+    Ok(tools(read(path)?, packages::hosts(source, layers)?))
 }
 
 /// Returns the tools of servers. They are started on this machine, wherever the run's commands run: its programs are

@@ -15,12 +15,12 @@ use rmcp::model::{
     CallToolRequestParams, CallToolResult, JsonObject, ProtocolVersion, SubscriptionFilter, Tool,
 };
 use rmcp::service::{
-    ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, RunningService,
-    ServiceError, Subscription,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, RunningService, Subscription,
 };
 use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
+use crate::call_error::{CallError, call_error};
 use crate::config::{HttpServer, McpServer, Place, StdioServer, Transport};
 use crate::handler::Handler;
 use crate::http;
@@ -103,18 +103,6 @@ impl Live {
         let tools = info.and_then(|info| info.capabilities.tools.clone());
         tools.and_then(|tools| tools.list_changed) == Some(true)
     }
-}
-
-/// Why a call has no result.
-pub(crate) enum CallError {
-    /// The request did not reach the server.
-    NotSent,
-    /// The server answered with an error, or refused the request.
-    Refused(String),
-    /// The connection ended. The server may have done what it was asked for.
-    Lost,
-    /// The server may have done what it was asked for.
-    Unknown(String),
 }
 
 impl Server {
@@ -521,27 +509,6 @@ async fn post_mortem(child: Option<Arc<Child>>) -> String {
     match child {
         Some(child) => child.post_mortem().await.trim_start().to_owned(),
         None => String::new(),
-    }
-}
-
-pub(crate) fn call_error(error: &ServiceError) -> CallError {
-    match error {
-        ServiceError::McpError(error) => {
-            let message = shorten(&error.message, MAX_ERROR_CHARS);
-            CallError::Refused(format!("error {}: {message}", error.code.0))
-        }
-        ServiceError::TransportSend(error) => {
-            let error = &*error.error;
-            if error.is::<SandboxError>() || http::is_unsent(error) {
-                CallError::NotSent
-            } else if let Some(problem) = http::refusal(error) {
-                CallError::Refused(problem)
-            } else {
-                CallError::Unknown(format!("lost the connection: {}.", http::describe(error)))
-            }
-        }
-        ServiceError::TransportClosed => CallError::Lost,
-        error => CallError::Unknown(format!("answered against the protocol: {error}.")),
     }
 }
 

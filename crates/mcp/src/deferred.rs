@@ -11,10 +11,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::connection::Server;
-use crate::provider::dyn_tools;
+use crate::names::{CALL, SEARCH};
+use crate::tools::dyn_tools;
 
-pub(crate) const SEARCH: &str = "mcp_search";
-pub(crate) const CALL: &str = "mcp_call";
 /// Maximum number of tools that a search describes.
 const MAX_FOUND: usize = 8;
 /// Maximum characters of the description and of the schema of a found tool.

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod call_error;
 mod config;
 mod connection;
 mod deferred;
@@ -25,6 +26,7 @@ mod provider;
 mod result;
 mod server;
 mod stdio;
+mod tools;
 
 pub use self::config::{InvalidMcpConfig, McpServer};
 pub use self::http_server::HttpToolServer;

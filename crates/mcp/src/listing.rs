@@ -7,14 +7,14 @@ use rmcp::RoleClient;
 use rmcp::model::{PaginatedRequestParams, Tool};
 use rmcp::service::Peer;
 
+use crate::call_error::{CallError, call_error};
 use crate::config::McpServer;
-use crate::connection::{CallError, call_error};
-use crate::deferred::{CALL, SEARCH};
+
 use crate::limits::{
     MAX_DESCRIPTION_CHARS, MAX_LISTED_TOOLS, MAX_NAMED_CHANGES, MAX_PAGES, MAX_SCHEMA_BYTES,
     MAX_SCHEMAS_BYTES, MAX_TOOLS,
 };
-use crate::names::tool_name;
+use crate::names::{CALL, SEARCH, tool_name};
 
 /// Lists the tools, page by page.
 pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {

@@ -4,6 +4,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 /// Between the server's name and the tool's.
 const SEPARATOR: &str = "__";
+/// The tools that find and call others.
+pub(crate) const SEARCH: &str = "mcp_search";
+pub(crate) const CALL: &str = "mcp_call";
 /// The limit of model providers.
 const MAX_TOOL_NAME: usize = 64;
 const MAX_SERVER_NAME: usize = 32;

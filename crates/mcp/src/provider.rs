@@ -5,21 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cantle_core::escape::shorten;
 use cantle_core::sandbox::{Backend, Sandbox};
-use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Requirements, ToolError, ToolProvider, ToolSet, ToolSpec,
-};
+use cantle_core::tool::{DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet};
 use futures_util::future::join_all;
-use rmcp::model::Tool;
 use serde_json::{Map, Value};
 
 use crate::config::McpServer;
 use crate::connection::{Server, Surroundings};
 use crate::deferred::{deferred, spec_bytes};
-use crate::limits::MAX_DESCRIPTION_CHARS;
-use crate::names::{check_server_name, tool_name};
+use crate::names::check_server_name;
 use crate::package::PackageInstaller;
+use crate::tools::dyn_tools;
 
 /// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.
 const MAX_OFFERED_BYTES: usize = 24 << 10;
@@ -161,44 +157,6 @@ impl ToolProvider for McpTools {
 
 fn failure(server: &str, problem: &str) -> ProviderError {
     ProviderError::new(format!("the MCP server `{server}` {}", problem.trim_end()))
-}
-
-/// Returns the tools that a server listed last.
-pub(crate) fn dyn_tools(server: &Arc<Server>) -> impl Iterator<Item = DynTool> {
-    let tools = server.tools();
-    let tools: Vec<_> = tools.iter().map(|tool| dyn_tool(server, tool)).collect();
-    tools.into_iter()
-}
-
-fn dyn_tool(server: &Arc<Server>, tool: &Tool) -> DynTool {
-    let schema = Value::Object(Map::clone(&tool.input_schema));
-    let name = tool.name.to_string();
-    let description = match tool.description.as_deref().map(str::trim) {
-        Some(text) if !text.is_empty() => shorten(text, MAX_DESCRIPTION_CHARS),
-        _ => format!(
-            "Tool `{}` of the MCP server `{}`.",
-            shorten(&name, 64),
-            server.config.name
-        ),
-    };
-    let spec = ToolSpec::new(tool_name(&server.config.name, &name), description, schema);
-    let server = Arc::clone(server);
-    let tool = DynTool::from_schema(spec, move |arguments, cx| {
-        let (server, name) = (Arc::clone(&server), name.clone());
-        async move {
-            let Value::Object(arguments) = arguments else {
-                return Err(ToolError::failed("The arguments are not an object."));
-            };
-            let call = Box::pin(server.call(&name, arguments, &cx));
-            match cx.cancellation.run_until_cancelled(call).await {
-                Some(result) => result,
-                // The dropped call has told the server to stop.
-                None => Err(ToolError::cancelled()),
-            }
-        }
-    });
-    // The connection has its own, which pauses while the user is asked.
-    tool.with_timeout(None)
 }
 
 #[derive(Default)]

@@ -401,8 +401,7 @@ impl Definition<'_> {
             agent = agent.tool(user_input());
         }
         if let Some(file) = &self.mcp {
-            let hosts = packages::hosts(&settings.packages.source, layers).usage()?;
-            let tools = mcp::tools(mcp::read(file).usage()?, hosts);
+            let tools = mcp::of_run(file, &settings.packages.source, layers).usage()?;
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();

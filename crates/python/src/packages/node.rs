@@ -30,7 +30,7 @@ pub struct NodePackage {
     _in_use: Arc<File>,
 }
 
-/// What a package says of its programs.
+/// The part of a `package.json` about programs.
 #[derive(Deserialize)]
 struct Description {
     #[serde(default)]
