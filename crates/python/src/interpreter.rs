@@ -27,6 +27,8 @@ use crate::source::SourceFacts;
 
 /// Runs code from standard input with a traceback of the user's frames.
 const ONE_SHOT: &str = include_str!("one_shot.py");
+/// Its argument: what writes the traceback, which is compiled only for one.
+const TRACEBACK: &str = include_str!("one_shot_traceback.py");
 /// Reported once by a session whose packages are a copy.
 const COPIED: &str =
     "The packages were copied into the sandbox; there they are not protected from writing.";
@@ -286,7 +288,7 @@ impl PythonSession {
     ) -> Result<Result<SpawnRequest, Execution>, SandboxError> {
         let shown = RenderLimits::default().channel_chars;
         let command = |python| {
-            SpawnRequest::argv([python, "-c", ONE_SHOT])
+            SpawnRequest::argv([python, "-c", ONE_SHOT, TRACEBACK])
                 .with_env("PYTHONIOENCODING", "utf-8")
                 .with_env("MPLBACKEND", "agg")
                 .with_stdin(Stdin::Bytes(Bytes::copy_from_slice(code.as_bytes())))

@@ -60,6 +60,22 @@ async fn a_run_has_both_streams_and_its_exit() {
         );
     }
 
+    let nested = "def f():\n    exec('def g():\\n  raise KeyError(1)\\ng()')\ntry:\n    f()\n\
+                  except KeyError as error:\n    raise ValueError(2) from error";
+    let run = session.run(nested).await.unwrap();
+    let traceback = "Traceback (most recent call last):\n  File \"<script>\", line 4, in <module>\n    f()\n  \
+                     File \"<script>\", line 2, in f\n    exec('def g():\\n  raise KeyError(1)\\ng()')\n  \
+                     File \"<string>\", line 3, in <module>\n  File \"<string>\", line 2, in g\nKeyError: 1\n\n\
+                     The above exception was the direct cause of the following exception:\n\n\
+                     Traceback (most recent call last):\n  File \"<script>\", line 6, in <module>\n    \
+                     raise ValueError(2) from error\nValueError: 2\n";
+    assert_eq!(without_carets(&run.stderr.text()), traceback);
+    let run = session.run("return 1").await.unwrap();
+    assert!(
+        run.stderr.text().contains("\"<script>\", line 1"),
+        "{run:?}"
+    );
+
     let run = session
         .run("import sys; sys.stdout.buffer.write(b'\\xff'); input()")
         .await

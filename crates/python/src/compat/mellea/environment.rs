@@ -454,7 +454,7 @@ fn in_directory(command: Command, directory: &Path) -> Result<Command, SandboxEr
         return Err(SandboxError::invalid_input(message));
     };
     // The script, after the program and `-c`. A string of JSON is one of Python.
-    if let Some(script) = argv.last_mut() {
+    if let Some(script) = argv.get_mut(2) {
         let change = format!("import os\nos.chdir({})\n", serde_json::json!(directory));
         let rest = std::mem::replace(script, change.into());
         script.push(rest);
