@@ -1,15 +1,21 @@
-//! The client scenarios of the MCP project's conformance suite, which `cargo xtask test` installs.
+//! The scenarios of the MCP project's conformance suite, which `cargo xtask test` installs.
 
 use std::process::Stdio;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cantle_core::tool::{Answer, AskUser, Question, ToolError};
-use cantle_mcp::McpServer;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use cantle_core::content::{Media, Part};
+use cantle_core::tool::{Answer, AskUser, DynTool, Question, ToolError, ToolOutput, ToolSpec};
+use cantle_mcp::{HttpToolServer, McpServer};
 use cantle_testkit::lane;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
 
+use super::server::PIXEL;
 use super::{call_with, context, open};
 
 /// Revisions of the protocol and their scenarios, without those of OAuth, which is not supported.
@@ -117,4 +123,119 @@ async fn scenarios_of_the_suite_pass() {
             "{scenario} of {version}:\n{out}\n{err}"
         );
     }
+}
+
+/// Scenarios of the suite for servers. The others are about resources, prompts, logging, completion, sampling and
+/// elicitation, which Cantle's servers do not have.
+const SERVER_SCENARIOS: [(&str, &[&str]); 2] = [
+    (
+        "2025-11-25",
+        &[
+            "server-initialize",
+            "server-session-lifecycle",
+            "ping",
+            "tools-list",
+            "tools-call-simple-text",
+            "tools-call-image",
+            "tools-call-error",
+        ],
+    ),
+    (
+        "2026-07-28",
+        &[
+            "server-stateless",
+            "tools-list",
+            "tools-call-simple-text",
+            "tools-call-error",
+            "http-header-validation",
+            "caching",
+        ],
+    ),
+];
+
+/// The checks of a scenario that fail: they need prompts and resources, or tools that ask the client for something or
+/// change the server.
+fn expected_failures(scenario: &str) -> &'static [&'static str] {
+    match scenario {
+        "server-stateless" => &[
+            "sep-2575-server-rejects-undeclared-capability",
+            "sep-2575-missing-capability-http-400",
+            "sep-2575-http-server-no-independent-requests-on-stream",
+            "sep-2575-server-no-log-without-loglevel",
+        ],
+        "caching" => &[
+            "sep-2549-prompts-list-caching-hints",
+            "sep-2549-resources-list-caching-hints",
+            "sep-2549-resources-templates-list-caching-hints",
+        ],
+        _ => &[],
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_scenarios_of_the_suite_pass() {
+    let variable = |name: &str| std::env::var(format!("CANTLE_TEST_MCP_{name}"));
+    let (Ok(node), Ok(suite)) = (variable("NODE"), variable("CONFORMANCE")) else {
+        lane::skip("the peer mcp is not available");
+        return;
+    };
+    let tools = || {
+        let tool = |name: &str, result: fn() -> ToolOutput| {
+            let spec = ToolSpec::new(name, "A tool of the suite.", json!({"type": "object"}));
+            DynTool::from_schema(spec, move |_, _| async move { Ok(result()) })
+        };
+        vec![
+            tool("test_simple_text", || {
+                ToolOutput::text("This is a simple text response for testing.")
+            }),
+            tool("test_image_content", || {
+                let pixel = BASE64.decode(PIXEL).unwrap();
+                let image = Media::image(pixel).unwrap();
+                ToolOutput::new(vec![Part::Media(image)])
+            }),
+            tool("test_error_handling", || {
+                ToolOutput::failure("This tool intentionally returns an error for testing")
+            }),
+        ]
+    };
+    let server = HttpToolServer::new(tools, tools(), CancellationToken::new());
+    let server = Arc::new(server);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let router = axum::Router::new().fallback(move |request: axum::extract::Request| {
+        let server = Arc::clone(&server);
+        async move { server.answer(request).await.map(axum::body::Body::new) }
+    });
+    let task = tokio::spawn(async move {
+        let _ = axum::serve(listener, router).await;
+    });
+    let mut problems = Vec::new();
+    let quick = [("2025-11-25", &["tools-list", "tools-call-simple-text"][..])];
+    let chosen = lane::choose("most server scenarios", &quick[..], &SERVER_SCENARIOS);
+    for (version, scenarios) in chosen {
+        for scenario in *scenarios {
+            let ran = Command::new(&node)
+                .args([&*suite, "server", "--spec-version", version])
+                .args(["--scenario", scenario, "--url", &url])
+                .stdin(Stdio::null())
+                .kill_on_drop(true)
+                .output()
+                .await
+                .unwrap();
+            let out = String::from_utf8_lossy(&ran.stdout);
+            let failed = out.lines().filter(|line| line.contains("FAILURE"));
+            let failed: Vec<&str> = failed
+                .filter_map(|line| {
+                    line.split(['[', ']', ' '])
+                        .find(|word| word.starts_with("sep-"))
+                })
+                .collect();
+            let expected = expected_failures(scenario);
+            if failed != expected || (!ran.status.success() && expected.is_empty()) {
+                problems.push(format!("{scenario} of {version}: {failed:?}\n{out}"));
+            }
+        }
+    }
+    task.abort();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
