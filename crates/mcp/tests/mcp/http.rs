@@ -8,6 +8,8 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
+use cantle_core::ids::RunId;
+use cantle_core::tool::{OpenContext, ToolProvider as _};
 use cantle_mcp::McpServer;
 use rmcp::transport::streamable_http_server::SessionManager as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -149,4 +151,40 @@ async fn a_wrong_token_and_a_server_that_is_down_are_errors_without_the_url() {
     let error = refused(McpServer::http("web", "http://127.0.0.1:1/mcp?key=hidden")).await;
     assert!(error.contains("can't be reached: "), "{error}");
     assert!(!error.contains("hidden"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_servers_connect_at_the_same_time() {
+    const SERVERS: usize = 50;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let all_arrived = Arc::new(tokio::sync::Barrier::new(SERVERS));
+    let service = StreamableHttpService::new(
+        move || Ok(TestServer::default()),
+        Arc::new(LocalSessionManager::default()),
+        StreamableHttpServerConfig::default(),
+    );
+    let first = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let router = Router::new().fallback_service(service).layer(from_fn(
+        move |request: Request, next: Next| {
+            let (barrier, first) = (Arc::clone(&all_arrived), Arc::clone(&first));
+            async move {
+                // The first request of each server is answered when those of all have arrived.
+                if first.fetch_add(1, Ordering::Relaxed) < SERVERS {
+                    barrier.wait().await;
+                }
+                next.run(request).await
+            }
+        },
+    ));
+    let task = tokio::spawn(async move {
+        let _ = axum::serve(listener, router).await;
+    });
+    let servers = (0..SERVERS).map(|number| McpServer::http(format!("s{number}"), &url));
+    let tools = super::provider(servers);
+    let opening = tools.open(OpenContext::new(RunId::new()));
+    let set = tokio::time::timeout(std::time::Duration::from_secs(60), opening).await;
+    let set = set.expect("no server waits for another").unwrap();
+    set.close().await.unwrap();
+    task.abort();
 }
