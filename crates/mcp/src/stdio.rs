@@ -110,9 +110,13 @@ impl Child {
             }
             let mut notes = exit.notes.iter();
             if let Some(note) = notes.find(|note| note.starts_with("network:")) {
+                let host = note.split('`').nth(1).unwrap_or("HOST");
+                // These ports need not be named.
+                let host = host.strip_suffix(":443").unwrap_or(host);
+                let host = host.strip_suffix(":80").unwrap_or(host);
                 let _ = write!(
                     text,
-                    " {note} (its entry allows hosts: `\"policy\": {{\"hosts\": [\"HOST\"]}}`)."
+                    " {note} (this in its entry allows it: `\"policy\": {{\"hosts\": [\"{host}\"]}}`)."
                 );
             }
         }

@@ -332,7 +332,9 @@ async fn a_refused_host_is_named_with_the_key_that_allows_it() {
         "{error}"
     );
     assert!(
-        error.contains(r#"`"policy": {"hosts": ["HOST"]}`"#),
+        error.contains(
+            r#"(this in its entry allows it: `"policy": {"hosts": ["other.example.com"]}`)"#
+        ),
         "{error}"
     );
 }
