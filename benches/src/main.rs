@@ -11,6 +11,7 @@ mod containers;
 mod output;
 mod process;
 mod python;
+mod records;
 mod report;
 mod sandboxes;
 mod serving;
@@ -49,6 +50,10 @@ fn main() -> Result<()> {
             "sessions" => return sessions::run(&value()?, false),
             "kept-sessions" => return sessions::run(&value()?, true),
             "resume" => return sessions::resume(&value()?),
+            "keep-runs" => {
+                let (store, url) = (value()?, value()?);
+                return records::keep(&store, &url, value()?.parse()?, value()?.parse()?);
+            }
             "loop" => return client_loop::run(&value()?, value()?.parse()?),
             "limited-agents" => return clients::run_limited(),
             "output" => return output::run(value()?.parse()?),
@@ -93,6 +98,7 @@ fn main() -> Result<()> {
     done(clients::measure(&mut report));
     if let Some(cantle) = &cantle {
         done(startup::measure(&mut report, cantle));
+        done(records::measure(&mut report, cantle));
     }
     done(commands::measure(&mut report));
     done(sandboxes::measure(&mut report));

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::thread;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{
@@ -22,6 +23,9 @@ use super::changes::{Change, Changes, Status, Tree, Version};
 
 /// Start of the temporary names.
 const PREFIX: &str = ".cantle-apply-";
+
+/// Number of threads that wait for the disk.
+const SYNC_THREADS: usize = 16;
 
 /// Maximum number of files that an error names.
 const MAX_NAMED: usize = 10;
@@ -143,6 +147,10 @@ impl WorkingCopy {
                     )
                 });
             }
+        }
+        if let Err(error) = sync_each(&staging.staged, |staged| staged.sync_content()) {
+            staging.undo();
+            return Err(error).context("nothing was written: failed to write to the disk");
         }
         changes.status = status;
         self.write(changes)?;
@@ -318,9 +326,9 @@ impl<'c> Staging<'_, 'c> {
                 });
             }
         }
-        for staged in &self.staged {
-            rustix::fs::fsync(&staged.parent)?;
-        }
+        sync_each(&self.staged, |staged| {
+            Ok(rustix::fs::fsync(&staged.parent)?)
+        })?;
         for staged in &self.staged {
             if staged.checked.step.after.is_none() {
                 remove_empty_directories(self.root, staged.checked.step.path);
@@ -330,7 +338,33 @@ impl<'c> Staging<'_, 'c> {
     }
 }
 
+/// Runs `sync` for each, on several threads: file systems write their journal once for all that wait.
+fn sync_each(
+    staged: &[Staged<'_>],
+    sync: impl Fn(&Staged<'_>) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    let sync = &sync;
+    let share = staged.len().div_ceil(SYNC_THREADS).max(1);
+    thread::scope(|scope| {
+        let parts = staged.chunks(share);
+        let threads = parts.map(|part| scope.spawn(move || part.iter().try_for_each(sync)));
+        let threads: Vec<_> = threads.collect();
+        let ends = threads.into_iter().map(|thread| thread.join());
+        ends.map(|end| end.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
+            .collect()
+    })
+}
+
 impl Staged<'_> {
+    fn sync_content(&self) -> io::Result<()> {
+        if self.checked.step.after.is_none() {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.parent, &*self.temporary, flags, Mode::empty())?;
+        Ok(rustix::fs::fsync(file)?)
+    }
+
     fn put_in_place(&self) -> anyhow::Result<()> {
         let Checked { step, found } = &self.checked;
         let name = step.path.rsplit('/').next().unwrap_or(step.path);
@@ -383,7 +417,6 @@ fn write(
         };
         fchmod(&file, Mode::from_raw_mode(mode))?;
     }
-    file.sync_all()?;
     Ok(())
 }
 
