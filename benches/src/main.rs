@@ -18,6 +18,7 @@ mod serving;
 mod sessions;
 mod soak;
 mod startup;
+mod stored;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,6 +65,8 @@ fn main() -> Result<()> {
             "python" => return python::run(),
             "busy-sandbox" => return sandboxes::run_busy(),
             "disk-images" => return sandboxes::run_images(),
+            "stored-files" => return stored::run(),
+            "tool-service" => return stored::run_service(&value()?),
             "serve-bytes" => return serving::run_bytes(&value()?),
             "serve-load" => return serving::run_load(&value()?),
             "serve-cycles" => return serving::run_cycles(&value()?),
@@ -104,6 +107,7 @@ fn main() -> Result<()> {
     done(sandboxes::measure(&mut report));
     done(output::measure(&mut report));
     done(python::measure(&mut report));
+    done(stored::measure(&mut report, cantle.as_deref()));
     done(containers::measure(&mut report));
     if let Some(cantle) = &cantle {
         done(serving::measure(&mut report, cantle));

@@ -18,7 +18,7 @@ use crate::{elf, shell};
 const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
 /// The features of the release.
-pub const FEATURES: &str = "otel,postgres,s3";
+pub const FEATURES: &str = "azure,otel,postgres,s3";
 
 /// A Cargo profile.
 #[derive(Clone, Copy, ValueEnum)]

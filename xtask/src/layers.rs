@@ -81,7 +81,11 @@ const LAYERS: &[Layer] = &[
     layer("cantle-web", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     // Servers at URLs are reached from the program; those that are started get sandboxes of the caller's backend.
     layer("cantle-mcp", &["cantle-core", "cantle-tls"]).without(TERMINAL),
-    layer("cantle-code-executor", &["cantle-core", "cantle-files"]).without(TERMINAL),
+    layer(
+        "cantle-code-executor",
+        &["cantle-core", "cantle-files", "cantle-python"],
+    )
+    .without(TERMINAL),
     layer("cantle-testkit", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer(
         "cantle",
@@ -117,6 +121,8 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-code-executor",
+            "cantle-files",
             "cantle-python",
             "cantle-testkit",
         ],

@@ -127,6 +127,15 @@ impl Client {
         Ok(count)
     }
 
+    /// Calls a tool of the service, which must succeed.
+    pub(crate) async fn call_tool(&self, tool: &str, arguments: &Value) -> Result<()> {
+        let request = Request::post("/execute").header("authorization", format!("Bearer {KEY}"));
+        let message = json!({ "tool_name": tool, "arguments": arguments });
+        let answer: Value = serde_json::from_slice(&self.ask(request, message.to_string()).await?)?;
+        ensure!(answer["success"] == true, "{answer}");
+        Ok(())
+    }
+
     async fn ask(&self, request: Builder, message: String) -> Result<Vec<u8>> {
         let mut answer = Vec::new();
         let request = request.header("content-type", "application/json");

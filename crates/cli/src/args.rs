@@ -21,6 +21,7 @@ pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
 use self::help::{DEMO_HELP, DOCTOR_HELP, RUN_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 pub(crate) use self::serve::{Preparation, ServeArgs, ServedToolsArgs, TemplateArg};
+use crate::delivery::StoreArgs;
 use crate::mcp::McpArgs;
 use crate::settings::{
     Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_dollars, parse_duration,
@@ -166,9 +167,15 @@ pub(crate) struct RunArgs {
     pub(crate) inputs: InputArgs,
 
     #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
     pub(crate) workdir: WorkdirArgs,
 
     /// Directory for output files and cantle-result.json [default: cantle-out/RUN, made with the first file]
+    ///
+    /// Or a store: `files:`, the stored files, or s3://BUCKET/PREFIX or az://CONTAINER/PREFIX, where each run has a
+    /// prefix of its own.
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) output_dir: Option<PathBuf>,
 
@@ -283,7 +290,7 @@ pub(crate) struct InputArgs {
     /// Input file, directory or quoted pattern; can be repeated
     ///
     /// Inputs are copied into the sandbox: `data` as `data/…`, `data/` as its content, and `'src/**/*.rs'`
-    /// as the matching files, relative to `src`. Files that .gitignore excludes are left out.
+    /// as the matching files, relative to `src`. Files that .gitignore excludes are left out. `files:ID` is a stored file.
     #[arg(long, value_name = "PATH", group = "files")]
     pub(crate) input: Vec<PathBuf>,
 

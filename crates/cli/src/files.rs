@@ -4,24 +4,33 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
 use cantle::core::secret::SecretText;
+#[cfg(any(feature = "azure", feature = "s3"))]
+use cantle_files::BucketOptions;
 use cantle_files::{FileStore, Files, FilesError, SqliteRecords, Urls};
+use futures_util::{Stream, TryStreamExt as _};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use url::Url;
 
 use crate::state_dir::StateDir;
 
 /// How long an address of a stored file is valid.
 const URL_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-const S3: &str = "s3://";
+
+/// Returns whether a text is the address of a bucket, or of something that is taken for one.
+pub(crate) fn is_bucket(text: &str) -> bool {
+    text.contains("://")
+}
 
 /// Where stored files are
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Stored files")]
 pub(crate) struct FilesArgs {
-    /// Store of files: a directory, or s3://BUCKET/PREFIX [default: in the state directory]
+    /// Store of files: a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX [default: in the state directory]
     ///
     /// Credentials of a bucket come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
-    /// AWS_ENDPOINT_URL.
+    /// AWS_ENDPOINT_URL, or from AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT.
     #[arg(
         long,
         value_name = "STORE",
@@ -40,6 +49,15 @@ pub(crate) struct FilesArgs {
         hide_env_values = true
     )]
     catalogue: Option<String>,
+
+    /// File with the AWS_…=VALUE or AZURE_…=VALUE lines of the bucket's credentials, in place of the environment
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CANTLE_STORE_CREDENTIALS",
+        hide_env_values = true
+    )]
+    store_credentials: Option<PathBuf>,
 }
 
 impl FilesArgs {
@@ -71,16 +89,29 @@ impl FilesArgs {
         self.open_with(state, urls).await
     }
 
+    /// Opens a bucket; connects to nothing yet.
+    pub(crate) fn open_bucket(&self, address: &str) -> anyhow::Result<FileStore> {
+        let (scheme, place) = address.split_once("://").unwrap_or_default();
+        let credentials = self.store_credentials.as_deref();
+        match scheme {
+            "s3" => s3(place, credentials),
+            "az" => azure(place, credentials),
+            _ => bail!(
+                "`{address}` is no store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+            ),
+        }
+    }
+
     async fn open_with(
         &self,
         state: &StateDir,
         with_urls: impl FnOnce(FileStore, bool) -> Result<FileStore, FilesError>,
     ) -> anyhow::Result<Files> {
-        if let Some(bucket) = self.store.as_deref().and_then(|it| it.strip_prefix(S3)) {
+        if let Some(address) = self.store.as_deref().filter(|it| is_bucket(it)) {
             let Some(catalogue) = &self.catalogue else {
                 bail!("a bucket needs a catalogue: name one with --catalogue or CANTLE_CATALOGUE");
             };
-            let store = with_urls(s3(bucket)?, true)?;
+            let store = with_urls(self.open_bucket(address)?, true)?;
             return join(store, catalogue).await;
         }
         let directory = match &self.store {
@@ -93,6 +124,17 @@ impl FilesArgs {
             None => sqlite(store, &directory.join("catalogue.sqlite")).await,
         }
     }
+}
+
+/// Copies a file's content.
+pub(crate) async fn copy(
+    mut content: impl Stream<Item = Result<Bytes, FilesError>> + Unpin,
+    to: &mut (impl AsyncWrite + Unpin),
+) -> anyhow::Result<()> {
+    while let Some(chunk) = content.try_next().await? {
+        to.write_all(&chunk).await?;
+    }
+    Ok(to.flush().await?)
 }
 
 async fn join(store: FileStore, catalogue: &str) -> anyhow::Result<Files> {
@@ -120,17 +162,39 @@ async fn postgres(_: FileStore, _: &str) -> anyhow::Result<Files> {
     bail!("this build has no PostgreSQL: build it with `--features postgres`, or use a SQLite file")
 }
 
-/// Returns a store of `BUCKET/PREFIX`.
 #[cfg(feature = "s3")]
-fn s3(bucket: &str) -> anyhow::Result<FileStore> {
-    let (bucket, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
-    let store = cantle_files::S3Options::new(bucket).open()?;
-    Ok(store.with_prefix(prefix)?)
+fn s3(place: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
+    bucket(BucketOptions::s3, place, credentials)
 }
 
 #[cfg(not(feature = "s3"))]
-fn s3(_: &str) -> anyhow::Result<FileStore> {
+fn s3(_: &str, _: Option<&Path>) -> anyhow::Result<FileStore> {
     bail!("this build has no S3: build it with `--features s3`, or use a directory")
+}
+
+#[cfg(feature = "azure")]
+fn azure(place: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
+    bucket(BucketOptions::azure, place, credentials)
+}
+
+#[cfg(not(feature = "azure"))]
+fn azure(_: &str, _: Option<&Path>) -> anyhow::Result<FileStore> {
+    bail!("this build has no Azure: build it with `--features azure`, or use a directory")
+}
+
+/// Returns the store of `NAME/PREFIX`.
+#[cfg(any(feature = "azure", feature = "s3"))]
+fn bucket(
+    options: fn(String) -> BucketOptions,
+    place: &str,
+    credentials: Option<&Path>,
+) -> anyhow::Result<FileStore> {
+    let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
+    let mut options = options(name.to_owned());
+    if let Some(file) = credentials {
+        options = options.with_credentials_file(file);
+    }
+    Ok(options.open()?.with_prefix(prefix)?)
 }
 
 /// Returns the key of file addresses, and creates it in a directory that has none.

@@ -13,6 +13,7 @@ mod client;
 mod commands;
 mod comparison;
 mod config;
+mod delivery;
 mod display;
 mod earlier_run;
 mod endpoint;

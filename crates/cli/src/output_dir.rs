@@ -8,6 +8,9 @@ use anyhow::{Context as _, bail};
 use cantle::core::ids::RunId;
 use rustix::fs::{Access, access};
 
+use crate::delivery::StoreTarget;
+use crate::state_dir::StateDir;
+
 /// The directory of results where none is given. It is never an input.
 const DEFAULT: &str = "cantle-out";
 
@@ -18,16 +21,21 @@ pub(crate) enum OutputDir {
     Given(PathBuf),
     /// Each run that delivers files has a directory in this one, which has the run's id as its name.
     PerRun(PathBuf),
+    /// As before, until the files are in the store that the user named.
+    Staged(PathBuf),
 }
 
 impl OutputDir {
-    /// Returns the directory that the user named, or else `cantle-out` in the directory where the run began; `None` if
+    /// Returns the directory that the user named or where files for a store are staged, or else `cantle-out` in the directory where the run began; `None` if
     /// that can't be written.
     ///
     /// # Errors
     /// If `cantle-out` is something else than a directory.
     pub(crate) fn find(given: Option<PathBuf>, started_in: &Path) -> anyhow::Result<Option<Self>> {
         if let Some(given) = given {
+            if StoreTarget::of(&given).is_some() {
+                return Ok(Some(Self::Staged(StateDir::find()?.undelivered())));
+            }
             return Ok(Some(Self::Given(given)));
         }
         let is_current = std::env::current_dir().is_ok_and(|current| current == started_in);
@@ -46,15 +54,16 @@ impl OutputDir {
         Ok(writable.is_ok().then_some(Self::PerRun(path)))
     }
 
+    /// Returns whether the user named it, or a store.
     pub(crate) fn is_given(&self) -> bool {
-        matches!(self, Self::Given(_))
+        !matches!(self, Self::PerRun(_))
     }
 
     /// Returns the directory of a run's files.
     pub(crate) fn of(&self, run: RunId) -> PathBuf {
         match self {
             Self::Given(path) => path.clone(),
-            Self::PerRun(path) => path.join(run.to_string()),
+            Self::PerRun(path) | Self::Staged(path) => path.join(run.to_string()),
         }
     }
 

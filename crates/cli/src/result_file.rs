@@ -42,7 +42,7 @@ struct ResultFile<'a> {
     /// The ledger in Stirrup's format.
     dotted: Map<String, Value>,
     /// SHA-256 of files of earlier runs, by their path below the output directory.
-    earlier: Digests,
+    earlier: &'a Digests,
 }
 
 /// The part of a result file that the next run reads.
@@ -59,14 +59,14 @@ struct EarlierOutput {
     sha256: Option<String>,
 }
 
-type Digests = BTreeMap<PathBuf, String>;
+pub(crate) type Digests = BTreeMap<PathBuf, String>;
 
 #[derive(Serialize)]
 struct SavedOutput<'a> {
     source: &'a str,
     path: String,
     /// The path below the output directory.
-    name: Option<&'a Path>,
+    name: &'a Path,
     size_bytes: u64,
     /// By the file's name.
     media_type: String,
@@ -121,12 +121,29 @@ pub(crate) fn put_aside(output_dir: &Path) -> Result<(), Failure> {
 
 /// Writes the result file of a finished run.
 pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> {
-    let outputs = outcome.outputs.saved.iter().map(|file| SavedOutput {
+    let saved = outcome.outputs.saved.iter();
+    let names = saved.map(|file| file.path.strip_prefix(output_dir).unwrap_or(&file.path));
+    let names: Vec<PathBuf> = names.map(Path::to_owned).collect();
+    let json = json(outcome, &names, &earlier(output_dir))?;
+    write_atomically(&output_dir.join(FILE_NAME), json.as_bytes())?;
+    // It may remain: the result file is preferred.
+    let _ = std::fs::remove_file(output_dir.join(EARLIER));
+    Ok(())
+}
+
+/// Returns the result file of a run whose output files have these names.
+pub(crate) fn json(
+    outcome: &Outcome,
+    names: &[PathBuf],
+    earlier: &Digests,
+) -> anyhow::Result<String> {
+    let saved = outcome.outputs.saved.iter().zip(names);
+    let outputs = saved.map(|(file, name)| SavedOutput {
         source: &file.source,
         path: file.path.display().to_string(),
-        name: file.path.strip_prefix(output_dir).ok(),
+        name,
         size_bytes: file.size_bytes,
-        media_type: mime_guess::from_path(&file.path)
+        media_type: mime_guess::from_path(name)
             .first_or_octet_stream()
             .to_string(),
         sha256: file.sha256.as_deref(),
@@ -147,14 +164,9 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
         duration_s: outcome.duration.as_secs_f64(),
         ledger: &outcome.ledger,
         dotted: outcome.ledger.stirrup_metadata(),
-        earlier: earlier(output_dir),
+        earlier,
     };
-    let mut json = serde_json::to_vec_pretty(&result)?;
-    json.push(b'\n');
-    write_atomically(&output_dir.join(FILE_NAME), &json)?;
-    // It may remain: the result file is preferred.
-    let _ = std::fs::remove_file(output_dir.join(EARLIER));
-    Ok(())
+    Ok(serde_json::to_string_pretty(&result)? + "\n")
 }
 
 /// Writes a file atomically.

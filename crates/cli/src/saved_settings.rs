@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::RunArgs;
 use crate::config::{ModelSource, RunConfig};
+use crate::delivery::StoreTarget;
 use crate::extra_tools::ExtraTools;
 use crate::in_place::InPlace;
 use crate::policy;
@@ -99,7 +100,10 @@ impl SavedSettings {
             policy,
             schema: schema.cloned(),
             approve,
-            output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
+            output_dir: match &args.output_dir {
+                Some(store) if StoreTarget::of(store).is_some() => Some(store.clone()),
+                directory => directory.as_ref().map(absolute).transpose()?,
+            },
             started_in: std::env::current_dir().unwrap_or_default(),
             working_copy: working_copy.cloned(),
             in_place: in_place.cloned(),

@@ -103,6 +103,11 @@ impl StateDir {
         self.directory.join("files")
     }
 
+    /// Returns the directory of files that are to be delivered to a store, by run.
+    pub(crate) fn undelivered(&self) -> PathBuf {
+        self.directory.join("undelivered")
+    }
+
     /// Returns a backend whose working directories are kept here.
     ///
     /// # Errors

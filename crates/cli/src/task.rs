@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::FINISH;
 use crate::ask::TerminalUser;
+use crate::delivery::OpenStore;
 use crate::display::{Display, REDRAW_INTERVAL, Summary};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::in_place::InPlace;
@@ -31,6 +32,7 @@ use crate::text::{clean, clean_json, one_line};
 use crate::typed_ahead::TypedAhead;
 use crate::unfinished::Unfinished;
 use crate::working_copy::{Changes, Workdir};
+use anyhow::Context as _;
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;
@@ -59,6 +61,8 @@ pub(crate) struct Task {
     pub(crate) replay: Option<ReplayHooks>,
     pub(crate) telemetry: Option<RunTelemetry>,
     pub(crate) verbose: bool,
+    /// The store to deliver to, once the session opens.
+    pub(crate) store: Option<OpenStore>,
 }
 
 /// Opens a session and displays the progress of that.
@@ -151,9 +155,10 @@ impl Task {
         cancellation: &CancellationToken,
     ) -> Result<EndedRun, Failure> {
         let is_resumed = session.is_resumed();
-        let outcome = self
+        let mut outcome = self
             .drive(session, display, (user, keys), cancellation)
             .await?;
+        let undelivered = self.deliver(&mut outcome, cancellation).await.err();
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
         let mut code = match outcome.undelivered.is_empty() || !is_given {
             true => Code::from(outcome.status()),
@@ -161,11 +166,19 @@ impl Task {
         };
         let mut summary = Summary::of(&outcome);
         summary.problems.extend(self.hint(&outcome));
+        if let Some(error) = undelivered {
+            summary.problems.push(format!("{error:#}"));
+            code = Code::Internal;
+        }
 
         let output_dir = self.output_dir.as_ref().map(|dir| dir.of(outcome.run));
         let is_complete = outcome.error.is_none();
         let has_result = is_given || !outcome.outputs.saved.is_empty();
-        if let Some(dir) = output_dir.as_deref().filter(|_| is_complete) {
+        let is_directory = self.store.is_none();
+        if let Some(dir) = output_dir
+            .as_deref()
+            .filter(|_| is_complete && is_directory)
+        {
             let written = match has_result {
                 true => result_file::write(&outcome, dir),
                 false => Ok(()),
@@ -184,7 +197,7 @@ impl Task {
             // What can be resumed is kept as it is.
             let to = output_dir
                 .as_deref()
-                .filter(|_| is_given || !self.is_resumable);
+                .filter(|_| (is_given && is_directory) || !self.is_resumable);
             summary.unfinished = Unfinished::save(&outcome, sandbox, to, self.is_resumable).await;
         }
         let changes = match (&self.workdir, session.sandbox()) {
@@ -214,6 +227,27 @@ impl Task {
             summary,
             code,
             changes,
+        })
+    }
+
+    /// Copies the files of a run that has finished into the store, if there is one.
+    async fn deliver(
+        &self,
+        outcome: &mut Outcome,
+        cancellation: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let (Some(store), Some(staged), None) = (&self.store, &self.output_dir, &outcome.error)
+        else {
+            return Ok(());
+        };
+        let directory = staged.of(outcome.run);
+        let delivered = cancellation.run_until_cancelled(store.deliver(outcome, &directory));
+        let delivered = delivered.await.context("the run was interrupted").flatten();
+        delivered.with_context(|| {
+            format!(
+                "the output files are not in the store, but in {}",
+                directory.display()
+            )
         })
     }
 

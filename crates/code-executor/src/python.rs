@@ -3,13 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use bytes::Bytes;
 use cantle_core::sandbox::{
-    ByteRange, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath,
-    SpawnRequest, Stdin, Walk,
+    ByteRange, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, Walk,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{Files, NewFile};
+use cantle_python::one_shot;
 use serde_json::{Value, json};
 
 use crate::failed;
@@ -51,11 +50,10 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     let sandbox = &**cx.require_sandbox()?;
     let timeout = time_limit(params.timeout);
     let before = Listing::of(sandbox).await?;
-    let request = SpawnRequest::argv(["python3", "-"])
+    let request = one_shot("python3", params.code)
         .with_env("MPLBACKEND", "Agg")
         .with_env("PYTHONDONTWRITEBYTECODE", "1")
         .with_env("PYTHONIOENCODING", "utf-8:replace")
-        .with_stdin(Stdin::Bytes(Bytes::from(params.code)))
         .with_timeout(Duration::from_secs(timeout))
         .with_cancellation(cx.cancellation.clone());
     let output = sandbox.run(request).await?;

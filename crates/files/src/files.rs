@@ -173,25 +173,22 @@ impl Files {
             return Err(quota.exceeded());
         }
         let id = Uuid::now_v7();
-        let key = format!("{}/{}_{}", new.group, Uuid::new_v4().simple(), new.name);
+        // `object_store` signs encoded keys for Azure, which verifies them decoded.
+        let name = new.name.replace(|it: char| !it.is_ascii(), "_");
+        let key = format!("{}/{}_{name}", new.group, Uuid::new_v4().simple());
         let mut upload = self.store.upload(&key)?;
-        let mut content = std::pin::pin!(content);
-        while let Some(chunk) = content.next().await {
-            let chunk = chunk.map_err(|error| {
-                FilesError::new(FilesErrorKind::Source, "the content could not be read")
-                    .with_source(error)
-            })?;
-            let size = upload.size_bytes().saturating_add(chunk.len() as u64);
-            if size > self.limits.file_bytes {
-                let limit = self.limits.file_bytes;
-                let message = format!("the file is larger than the limit of {limit} bytes");
+        let file_bytes = self.limits.file_bytes;
+        let check = |size| {
+            if size > file_bytes {
+                let message = format!("the file is larger than the limit of {file_bytes} bytes");
                 return Err(FilesError::new(FilesErrorKind::TooLarge, message));
             }
-            if !quota.admits(usage, size) {
-                return Err(quota.exceeded());
+            match quota.admits(usage, size) {
+                true => Ok(()),
+                false => Err(quota.exceeded()),
             }
-            upload.write(chunk).await?;
-        }
+        };
+        upload.write_all(content, check).await?;
         let size_bytes = upload.size_bytes();
         let sha256 = upload.finish().await?;
         let now = Timestamp::now();

@@ -1,6 +1,6 @@
 //! Files with owners: objects in a store, and a catalogue of them.
 //!
-//! [`Files`] joins a [`FileStore`] (a local directory, S3 and compatible stores, or any `object_store`) with
+//! [`Files`] joins a [`FileStore`] (a local directory, S3 and compatible stores, Azure, or any `object_store`) with
 //! [`Records`] (in memory, SQLite, PostgreSQL). Contents are streamed in both directions, with their SHA-256
 //! computed on the way. The object is written first and its record second, so a crash leaves at most an
 //! object without a record, which [`Files::sweep`] removes. Every operation names the owner; a file of
@@ -21,18 +21,20 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "azure", feature = "s3"))]
+mod bucket;
 mod error;
 mod files;
 mod name;
 mod record;
 mod records;
-#[cfg(feature = "s3")]
-mod s3;
 mod store;
 mod upload;
 
 pub use object_store;
 
+#[cfg(any(feature = "azure", feature = "s3"))]
+pub use self::bucket::BucketOptions;
 pub use self::error::{FilesError, FilesErrorKind};
 pub use self::files::{FileStream, Files, Limits, NewFile, Swept};
 pub use self::name::{media_type, safe_name};
@@ -42,6 +44,5 @@ pub use self::records::PostgresRecords;
 #[cfg(feature = "sqlite")]
 pub use self::records::SqliteRecords;
 pub use self::records::{MemoryRecords, Records};
-#[cfg(feature = "s3")]
-pub use self::s3::S3Options;
 pub use self::store::{FileStore, Urls};
+pub use self::upload::StoredObject;

@@ -1,18 +1,21 @@
 //! Stores of objects, and the addresses of files in them.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::fs;
 use std::path::{Path as HostPath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use cantle_core::secret::SecretText;
+use futures_util::Stream;
 use hmac::{Hmac, Mac as _};
 use jiff::Timestamp;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
-use object_store::path::Path;
-#[cfg(feature = "s3")]
+use object_store::path::{Path, PathPart};
+#[cfg(any(feature = "azure", feature = "s3"))]
 use object_store::signer::Signer;
 use object_store::{
     Error as ObjectError, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
@@ -21,8 +24,10 @@ use sha2::Sha256;
 use url::Url;
 
 use crate::error::{FilesError, FilesErrorKind};
-use crate::upload::{Upload, hex};
+use crate::upload::{StoredObject, Upload, hex};
 
+/// Digits that make the key of a file unique.
+const RANDOM_DIGITS: usize = 32;
 /// Object that says which catalogue a store belongs to.
 const CATALOGUE: &str = "catalogue-identity";
 
@@ -35,7 +40,7 @@ pub enum Urls {
     None,
     /// Permanent addresses below a base, where something publishes the store.
     Public(Url),
-    /// Addresses that a store with signatures (S3) serves until they expire.
+    /// Addresses that a store with signatures (S3, Azure) serves until they expire.
     Presigned(Duration),
     /// Addresses `BASE/files/KEY` that expire, of a server that checks them with
     /// [`FileStore::is_signed`].
@@ -53,7 +58,7 @@ pub enum Urls {
 #[derive(Clone)]
 pub struct FileStore {
     objects: Arc<dyn ObjectStore>,
-    #[cfg(feature = "s3")]
+    #[cfg(any(feature = "azure", feature = "s3"))]
     signer: Option<Arc<dyn Signer>>,
     prefix: Path,
     urls: Urls,
@@ -72,7 +77,7 @@ impl FileStore {
     pub fn new(objects: Arc<dyn ObjectStore>) -> Self {
         Self {
             objects,
-            #[cfg(feature = "s3")]
+            #[cfg(any(feature = "azure", feature = "s3"))]
             signer: None,
             prefix: Path::default(),
             urls: Urls::None,
@@ -109,7 +114,7 @@ impl FileStore {
     }
 
     /// Sets the signer of presigned addresses.
-    #[cfg(feature = "s3")]
+    #[cfg(any(feature = "azure", feature = "s3"))]
     pub fn with_signer(mut self, signer: Arc<dyn Signer>) -> Self {
         self.signer = Some(signer);
         self
@@ -148,9 +153,9 @@ impl FileStore {
     }
 
     fn can_sign(&self) -> bool {
-        #[cfg(feature = "s3")]
+        #[cfg(any(feature = "azure", feature = "s3"))]
         return self.signer.is_some();
-        #[cfg(not(feature = "s3"))]
+        #[cfg(not(any(feature = "azure", feature = "s3")))]
         return false;
     }
 
@@ -200,7 +205,7 @@ impl FileStore {
                     .append_pair("signature", &hex(&mac.finalize().into_bytes()));
                 Ok(Some(url.into()))
             }
-            #[cfg(feature = "s3")]
+            #[cfg(any(feature = "azure", feature = "s3"))]
             Urls::Presigned(valid) => {
                 let Some(signer) = &self.signer else {
                     return Ok(None);
@@ -227,11 +232,41 @@ impl FileStore {
         path.map_err(|error| FilesError::from(ObjectError::from(error)))
     }
 
-    /// Returns the key of a path below the prefix; `None` for one that files do not have.
+    /// Returns the key of a path below the prefix; `None` for one that files do not have, such as that of
+    /// [`put_object`](Self::put_object).
     pub(crate) fn key_of(&self, path: &Path) -> Option<String> {
         let parts: Vec<_> = path.prefix_match(&self.prefix)?.collect();
-        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
-        (parts.len() > 1).then(|| parts.join("/"))
+        let [group, name] = parts.as_slice() else {
+            return None;
+        };
+        let (random, _) = name.as_ref().split_once('_')?;
+        let is_file =
+            random.len() == RANDOM_DIGITS && random.bytes().all(|it| it.is_ascii_hexdigit());
+        is_file.then(|| format!("{}/{}", group.as_ref(), name.as_ref()))
+    }
+
+    /// Writes an object that no catalogue has a record of, in place of one with the same key. Characters that keys can't
+    /// have are encoded. No [sweep](crate::Files::sweep) removes it.
+    ///
+    /// # Errors
+    /// The source of the content or the store fails; no object is written then.
+    pub async fn put_object<S, E>(&self, key: &str, content: S) -> Result<StoredObject, FilesError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let below = key.split('/').map(PathPart::from);
+        let path: Path = self.prefix.parts().chain(below).collect();
+        let key = path.as_ref().to_owned();
+        let mut upload = Upload::new(Arc::clone(&self.objects), path);
+        upload.write_all(content, |_| Ok(())).await?;
+        let size_bytes = upload.size_bytes();
+        let sha256 = upload.finish().await?;
+        Ok(StoredObject {
+            key,
+            size_bytes,
+            sha256,
+        })
     }
 
     pub(crate) fn prefix(&self) -> &Path {
@@ -240,6 +275,29 @@ impl FileStore {
 
     pub(crate) fn upload(&self, key: &str) -> Result<Upload, FilesError> {
         Ok(Upload::new(Arc::clone(&self.objects), self.path(key)?))
+    }
+
+    /// Checks that the store can be reached and accepts the credentials, which may allow no more than writing.
+    ///
+    /// # Errors
+    /// The store fails, or there is no such bucket.
+    pub async fn check(&self) -> Result<(), FilesError> {
+        let Err(error) = self.objects.get(&self.path(CATALOGUE)?).await else {
+            return Ok(());
+        };
+        // Only the answer's text tells these apart.
+        let text = error.to_string();
+        let is_usable = match error {
+            ObjectError::NotFound { .. } => {
+                !text.contains("NoSuchBucket") && !text.contains("ContainerNotFound")
+            }
+            ObjectError::PermissionDenied { .. } => text.contains("AccessDenied"),
+            _ => false,
+        };
+        match is_usable {
+            true => Ok(()),
+            false => Err(error.into()),
+        }
     }
 
     /// Notes that this store belongs to a catalogue, or fails if it belongs to another: the sweep of one

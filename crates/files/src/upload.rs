@@ -1,9 +1,11 @@
 //! One object that is being written.
 
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
 use object_store::ObjectStore;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
@@ -18,6 +20,18 @@ const PART_BYTES: usize = 8 << 20;
 const PARTS: usize = 2;
 /// How long the removal of an incomplete upload may take.
 const ABORT: Duration = Duration::from_secs(10);
+
+/// An object that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredObject {
+    /// Its key, with the store's prefix.
+    pub key: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// SHA-256 of its content, in hexadecimal digits.
+    pub sha256: String,
+}
 
 /// An object that exists once [`finish`](Self::finish) succeeds, and never in part. Dropped before, it removes
 /// what it has written.
@@ -42,7 +56,7 @@ impl Upload {
         self.size_bytes
     }
 
-    pub(crate) async fn write(&mut self, chunk: Bytes) -> Result<(), FilesError> {
+    async fn write(&mut self, chunk: Bytes) -> Result<(), FilesError> {
         self.size_bytes += chunk.len() as u64;
         self.digest.update(&chunk);
         match &mut self.writer {
@@ -52,6 +66,28 @@ impl Upload {
                 "the upload has ended",
             )),
         }
+    }
+
+    /// Writes all of a stream. Each size that it would have is checked first.
+    pub(crate) async fn write_all<S, E>(
+        &mut self,
+        content: S,
+        check: impl Fn(u64) -> Result<(), FilesError>,
+    ) -> Result<(), FilesError>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Send,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let mut content = std::pin::pin!(content);
+        while let Some(chunk) = content.next().await {
+            let chunk = chunk.map_err(|error| {
+                FilesError::new(FilesErrorKind::Source, "the content could not be read")
+                    .with_source(error)
+            })?;
+            check(self.size_bytes.saturating_add(chunk.len() as u64))?;
+            self.write(chunk).await?;
+        }
+        Ok(())
     }
 
     /// Completes the object and returns its SHA-256.

@@ -214,6 +214,13 @@ impl Interpreter {
     }
 }
 
+/// Returns the command that runs code in a new interpreter. Tracebacks show its lines.
+pub fn one_shot(python: &str, code: impl Into<Bytes>) -> SpawnRequest {
+    SpawnRequest::argv([python, "-c", ONE_SHOT, TRACEBACK])
+        .with_env("PYTHONIOENCODING", "utf-8")
+        .with_stdin(Stdin::Bytes(code.into()))
+}
+
 /// Python in one sandbox: one-shot runs, and contexts that keep their variables.
 pub struct PythonSession {
     settings: Interpreter,
@@ -287,11 +294,9 @@ impl PythonSession {
         code: &str,
     ) -> Result<Result<SpawnRequest, Execution>, SandboxError> {
         let shown = RenderLimits::default().channel_chars;
-        let command = |python| {
-            SpawnRequest::argv([python, "-c", ONE_SHOT, TRACEBACK])
-                .with_env("PYTHONIOENCODING", "utf-8")
+        let command = |python: &str| {
+            one_shot(python, code.to_owned())
                 .with_env("MPLBACKEND", "agg")
-                .with_stdin(Stdin::Bytes(Bytes::copy_from_slice(code.as_bytes())))
                 .with_timeout(self.settings.timeout)
                 .with_spill(Spill::after(u64::try_from(shown).unwrap_or(u64::MAX)))
         };

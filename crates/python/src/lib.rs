@@ -19,7 +19,7 @@ mod source;
 mod tool;
 
 pub use self::execution::{Execution, ExecutionOutcome};
-pub use self::interpreter::{Interpreter, PythonSession};
+pub use self::interpreter::{Interpreter, PythonSession, one_shot};
 pub use self::packages::{
     CollectedPackages, NodePackage, PackageError, PackageErrorKind, PackageIndex, PackageRequest,
     PackageSet, PackageSpecifier, PackageStore, PythonTarget,

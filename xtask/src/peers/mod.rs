@@ -5,6 +5,7 @@
 //! it.
 
 mod aimock;
+mod azurite;
 mod busybox;
 mod chromium;
 mod docker;
@@ -20,6 +21,7 @@ mod moto;
 mod postgres;
 mod python;
 mod readers;
+mod s3s;
 mod server;
 mod static_program;
 mod stirrup;
@@ -38,7 +40,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 19] = [
     "aimock",
     "litellm",
     "llama",
@@ -49,6 +51,8 @@ const NAMES: [&str; 17] = [
     "e2b",
     "matplotlib",
     "moto",
+    "s3s",
+    "azurite",
     "postgres",
     "mcp",
     "index",
@@ -172,6 +176,8 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let moto = scope.spawn(|| moto::bring_up(workshop));
+        let s3s = scope.spawn(|| s3s::bring_up(workshop, lane));
+        let azurite = scope.spawn(|| azurite::bring_up(workshop, lane));
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
         let mcp = scope.spawn(|| mcp::bring_up(workshop, lane));
         let index = scope.spawn(|| index::bring_up(workshop));
@@ -197,6 +203,8 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(e2b),
             join(matplotlib),
             join(moto),
+            join(s3s),
+            join(azurite),
             join(postgres),
             join(mcp),
             join(index),
@@ -245,6 +253,7 @@ mod tests {
             names("all"),
             [
                 "aimock",
+                "azurite",
                 "busybox",
                 "chromium",
                 "docker",
@@ -259,6 +268,7 @@ mod tests {
                 "moto",
                 "postgres",
                 "readers",
+                "s3s",
                 "static",
                 "stirrup"
             ]

@@ -59,6 +59,24 @@ impl Server {
         Ok((server, format!("http://{address}")))
     }
 
+    /// Starts a server that logs its address when it is ready. Returns the address, `http://127.0.0.1:PORT`.
+    pub fn start_by_log(
+        workshop: &Workshop,
+        peer: &str,
+        command: &Command,
+        before_address: &str,
+    ) -> Result<(Server, String)> {
+        let log = workshop.log(peer);
+        let mut found = None;
+        let server = Server::start_when(workshop, peer, command, || {
+            let text = fs::read(&log).unwrap_or_default();
+            found = address(&String::from_utf8_lossy(&text), before_address);
+            found.is_some()
+        })?;
+        let address = found.context("it has logged it")?;
+        Ok((server, format!("http://{address}")))
+    }
+
     /// Starts the server and waits until `is_ready` says that it answers.
     pub fn start_when(
         workshop: &Workshop,

@@ -47,6 +47,16 @@ impl CargoArgs {
         }
     }
 
+    /// Builds the `cantle` program with all stores, as `cargo xtask dist` does, if it is tested. The quick lane
+    /// tests it without them.
+    pub fn add_stores(&mut self) {
+        let is_tested = |word: &String| word == "--workspace" || word.ends_with("cantle-cli");
+        if self.cargo.iter().any(is_tested) {
+            let names = ["azure", "postgres", "s3"].map(|name| format!("cantle-cli/{name}"));
+            self.cargo.push(format!("--features={}", names.join(",")));
+        }
+    }
+
     pub fn has_programs(&self) -> bool {
         !self.cargo.iter().any(|word| word == "--doc")
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::delivery::StoreArgs;
 use crate::settings::parse_age;
 
 #[derive(Debug, clap::Subcommand)]
@@ -32,9 +33,11 @@ pub(crate) enum RunsCommand {
         /// The values of variables and keys that the environment has now are redacted.
         #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
         format: Option<TranscriptFormat>,
-        /// Write the formatted run to a file
+        /// Write the formatted run to a file, or store it: `files:`, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX
         #[arg(long, short, value_name = "FILE", requires = "format")]
         output: Option<PathBuf>,
+        #[command(flatten)]
+        store: StoreArgs,
     },
     /// Show how two runs differ, from the model to the answer, as a unified diff
     Diff {
@@ -48,12 +51,17 @@ pub(crate) enum RunsCommand {
         /// Id of the run, a prefix of it, or `last`
         run: String,
     },
-    /// Copy the files of a run that did not finish
+    /// Copy the files of a run that did not finish, or the journal of any
     Export {
         /// Id of the run, a prefix of it, or `last`
         run: String,
-        /// Where to: a new or empty directory
+        /// Where to: a new or empty directory, or a store: `files:`, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX
         directory: PathBuf,
+        /// Copy the journal with its media and those of sub-agents in place of the files
+        #[arg(long)]
+        journal: bool,
+        #[command(flatten)]
+        store: StoreArgs,
     },
     /// Apply the changes of a run with --workdir to its directory, or complete that after an interruption
     Apply {
@@ -121,4 +129,18 @@ pub(crate) enum TranscriptFormat {
     Inspect,
     /// Conversations as OpenAI's fine-tuning reads them, one JSON object per line
     FineTuning,
+}
+
+impl TranscriptFormat {
+    /// Returns the extension of a file in this format.
+    pub(crate) fn extension(self) -> &'static str {
+        match self {
+            Self::Markdown => "md",
+            Self::Json => "json",
+            Self::Html => "html",
+            Self::Atif => "atif.json",
+            Self::Inspect => "inspect.json",
+            Self::FineTuning => "jsonl",
+        }
+    }
 }

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use cantle_files::{FileId, FileRecord, Files, FilesError, FilesErrorKind, NewFile, safe_name};
-use futures_util::TryStreamExt as _;
-use tokio::io::AsyncWriteExt as _;
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 
 use super::print;
 use crate::args::{FilesCommand, StoredFilesArgs};
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::files;
 use crate::state_dir::StateDir;
 use crate::text::{plural, size};
 
@@ -87,13 +86,11 @@ async fn list(files: &Files, owner: &str, json: bool) -> Result<(), Failure> {
 
 /// Copies a stored file, complete or not at all, to a file that does not exist yet.
 async fn get(files: &Files, owner: &str, id: FileId, file: Option<PathBuf>) -> Result<(), Failure> {
-    let (record, mut content) = files.read(owner, id, None).await.map_err(failure)?;
+    let (record, content) = files.read(owner, id, None).await.map_err(failure)?;
     if file.as_deref() == Some(Path::new(STDOUT)) {
-        let mut stdout = tokio::io::stdout();
-        while let Some(chunk) = content.try_next().await.map_err(failure)? {
-            stdout.write_all(&chunk).await.internal()?;
-        }
-        return stdout.flush().await.internal();
+        return files::copy(content, &mut tokio::io::stdout())
+            .await
+            .internal();
     }
     let path = file.unwrap_or_else(|| safe_name(&record.filename).into());
     let failed = || format!("failed to write {}", path.display());
@@ -101,14 +98,8 @@ async fn get(files: &Files, owner: &str, id: FileId, file: Option<PathBuf>) -> R
     let staged = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")));
     let (staged, staged_path) = staged.with_context(failed).internal()?.into_parts();
     let mut staged = tokio::fs::File::from_std(staged);
-    while let Some(chunk) = content.try_next().await.map_err(failure)? {
-        staged
-            .write_all(&chunk)
-            .await
-            .with_context(failed)
-            .internal()?;
-    }
-    staged.flush().await.with_context(failed).internal()?;
+    let copied = files::copy(content, &mut staged).await;
+    copied.with_context(failed).internal()?;
     let persisted = staged_path.persist_noclobber(&path);
     persisted.with_context(failed).internal()?;
     print(format!("{}\n", path.display()))

@@ -14,6 +14,7 @@ use cantle::core::message::history;
 use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
+use cantle_files::FileId;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +27,7 @@ use crate::ask::TerminalUser;
 use crate::backend::BackendArg;
 use crate::client::{self, RunClient};
 use crate::config::{ModelSource, RunConfig};
+use crate::delivery::{self, StoreArgs, StoreTarget};
 use crate::display::Display;
 use crate::earlier_run::EarlierRun;
 use crate::exit::{Code, Failure, FailureExt as _};
@@ -60,6 +62,8 @@ pub(crate) struct PreparedRun {
     user: Option<TerminalUser>,
     /// The delivered files of the earlier run, until they are in the sandbox.
     delivered: Option<TempDir>,
+    /// The store to deliver to, and the stored files that are inputs.
+    stored: (StoreArgs, Option<StoreTarget>, Vec<FileId>),
 }
 
 /// How a run starts.
@@ -133,7 +137,8 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .usage()?
         .or_else(|| saved?.schema.clone());
     let mut options = SessionOptions::default().budget(budget(args));
-    options.input_files.clone_from(&args.inputs.input);
+    let (inputs, stored) = delivery::split_inputs(&args.inputs.input).usage()?;
+    options.input_files = inputs;
     options.inputs.exclude.clone_from(&args.inputs.exclude);
     options.inputs.include_ignored = args.inputs.no_ignore;
     options.inputs.include_secrets = args.inputs.include_secrets;
@@ -146,7 +151,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     };
     options = match output_dir.clone() {
         Some(OutputDir::Given(path)) => options.output_dir(path),
-        Some(OutputDir::PerRun(path)) => options.output_dir_per_run(path),
+        Some(OutputDir::PerRun(path) | OutputDir::Staged(path)) => options.output_dir_per_run(path),
         None => options,
     };
     options.outputs = output_options(args, args.output_dir.as_deref());
@@ -230,6 +235,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         mcp: args.mcp.clone(),
         channel,
         user,
+        target: args.output_dir.as_deref().and_then(StoreTarget::of),
     };
     let start = Start::New(Box::new(options));
     let target = (output_dir, workdir, in_place);
@@ -237,6 +243,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .prepare(args, start, task, target, remarks)
         .await?;
     prepared.delivered = delivered;
+    prepared.stored.2 = stored;
     Ok(prepared)
 }
 
@@ -248,6 +255,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
     let given = args.output_dir.clone().or_else(|| saved.output_dir.clone());
+    let target = given.as_deref().and_then(StoreTarget::of);
     let output_dir = match saved.working_copy.is_some() && given.is_none() {
         true => None,
         false => OutputDir::find(given, &saved.started_in).usage()?,
@@ -285,6 +293,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         mcp: saved.mcp,
         channel,
         user,
+        target,
     };
     let start = Start::Resume {
         store: state.runs(),
@@ -311,6 +320,8 @@ struct Definition<'a> {
     mcp: Option<PathBuf>,
     channel: Option<ChannelUser>,
     user: Option<TerminalUser>,
+    /// The store to deliver to.
+    target: Option<StoreTarget>,
 }
 
 impl Definition<'_> {
@@ -441,11 +452,13 @@ impl Definition<'_> {
                 replay,
                 telemetry,
                 verbose: args.display.verbose,
+                store: None,
             },
             display: args.display,
             remarks,
             user: self.user,
             delivered: None,
+            stored: (args.store.clone(), self.target, Vec::new()),
         })
     }
 }
@@ -480,6 +493,8 @@ impl PreparedRun {
         display: &mut Display,
         cancellation: &CancellationToken,
     ) -> Result<OpenRun, Failure> {
+        let opened = cancellation.run_until_cancelled(self.open_store()).await;
+        let fetched = opened.ok_or_else(task::cancelled_early)?.usage()?;
         let copied = self.task.workdir.as_mut().map(Workdir::take).transpose();
         self.remarks.extend(copied.usage()?.unwrap_or_default());
         for remark in &self.remarks {
@@ -504,7 +519,7 @@ impl PreparedRun {
                 workdir.discard();
             }
         })?;
-        drop(self.delivered);
+        drop((self.delivered, fetched));
         if let Some(in_place) = &self.task.in_place
             && let Err(error) = in_place.check(session.sandbox().map(AsRef::as_ref)).await
         {
@@ -535,6 +550,25 @@ impl PreparedRun {
             task: self.task,
             user: self.user,
         })
+    }
+}
+
+impl PreparedRun {
+    /// Opens the store to deliver to, and copies the stored files that are inputs. They are needed until the session is
+    /// open.
+    async fn open_store(&mut self) -> anyhow::Result<Option<TempDir>> {
+        let (args, target, ids) = &self.stored;
+        if let Some(target) = target {
+            self.task.store = Some(args.open(target).await?);
+        }
+        match &mut self.start {
+            Start::New(options) if !ids.is_empty() => {
+                let (directory, paths) = args.fetch(ids).await?;
+                options.input_files.extend(paths);
+                Ok(Some(directory))
+            }
+            _ => Ok(None),
+        }
     }
 }
 

@@ -9,11 +9,14 @@ use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
 use cantle::core::escape::{for_decision, shorten};
 use cantle::core::event::{Event, EventKind, RunStatus};
 use serde_json::{Value, json};
+use tempfile::TempDir;
+use walkdir::WalkDir;
 
 use super::print;
 use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::comparison;
+use crate::delivery::StoreTarget;
 use crate::display::{Display, Paint};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export::{self, status_name as status};
@@ -41,6 +44,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             verbose,
             format,
             output,
+            store,
         } => {
             let run = state.find_run(&run).usage()?;
             if json {
@@ -55,13 +59,21 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                     let advice = "a page is for a browser: name its file with -o FILE";
                     return Err(anyhow::anyhow!(advice)).usage();
                 }
+                let id = run.run;
                 let text = export::export(&state.runs(), run, format).internal()?;
-                return write(output.as_deref(), &text).map(|()| 0);
+                let Some(target) = output.as_deref().and_then(StoreTarget::of) else {
+                    return write(output.as_deref(), &text).map(|()| 0);
+                };
+                let store = store.open(&target).await.usage()?;
+                let name = format!("run.{}", format.extension());
+                let address = store.put_text(id, &name, text).await.internal()?;
+                print(format!("Wrote {}\n", for_decision(&address)))?;
+                return Ok(0);
             }
             let events = state.runs().events(run.run).internal()?;
             print(&match log {
                 true => Display::log(&events, verbose),
-                false => show(&run, &events),
+                false => show(&run, &events, &state.undelivered()),
             })?;
         }
         RunsCommand::Diff { old, new } => {
@@ -75,7 +87,30 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                 false => &diff,
             })?;
         }
-        RunsCommand::Export { run, directory } => export(&state, &run, &directory).await?,
+        RunsCommand::Export {
+            run,
+            directory,
+            journal,
+            store,
+        } => {
+            let run = find_idle_run(&state, &run)?;
+            let Some(target) = StoreTarget::of(&directory) else {
+                check_empty(&directory)?;
+                match journal {
+                    true => copy_journal(&run, &directory).internal()?,
+                    false => export(&run, &directory).await?,
+                }
+                return Ok(0);
+            };
+            let store = store.open(&target).await.usage()?;
+            let staged = TempDir::with_prefix("cantle-export-").internal()?;
+            match journal {
+                true => copy_journal(&run, staged.path()).internal()?,
+                false => export(&run, staged.path()).await?,
+            }
+            let stored = store.put_tree(run.run, staged.path()).await.internal()?;
+            print(format!("Stored {}\n", plural(stored, "file", "files")))?;
+        }
         RunsCommand::Apply { run, how } => return apply(&state, &run, how).await,
         RunsCommand::Rm { runs, which } => remove(&state, &runs, which).await?,
         // `main` replaces it by `cantle run --resume`.
@@ -152,7 +187,7 @@ fn write(path: Option<&Path>, text: &str) -> Result<(), Failure> {
     ))
 }
 
-fn show(run: &KeptRun, events: &[Event]) -> String {
+fn show(run: &KeptRun, events: &[Event], undelivered: &Path) -> String {
     let mut rows = vec![
         ("run", run.run.to_string()),
         ("status", status(run.status).to_owned()),
@@ -179,8 +214,16 @@ fn show(run: &KeptRun, events: &[Event]) -> String {
                 rows.extend(finish.map(|answer| ("answer", clean(answer.trim()))));
             }
             EventKind::OutputSaved { source, path, .. } => {
-                let path = if path.is_empty() { source } else { path };
-                rows.push(("file", for_decision(path)));
+                // A file for a store is here only until it is there.
+                let staged = Path::new(path);
+                let is_stored = staged.starts_with(undelivered) && !staged.exists();
+                let path = if path.is_empty() || is_stored {
+                    source
+                } else {
+                    path
+                };
+                let name = if is_stored { "stored" } else { "file" };
+                rows.push((name, for_decision(path)));
             }
             _ => {}
         }
@@ -361,26 +404,45 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
     } as u8)
 }
 
-/// Copies the working directory of a run that can be resumed.
-async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Failure> {
-    let run = find_idle_run(state, name)?;
-    let id = run.run;
+/// Refuses a directory that has files.
+fn check_empty(directory: &Path) -> Result<(), Failure> {
     match std::fs::read_dir(directory).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => {}
+        Ok(true) => Ok(()),
         Ok(false) => {
             let message = format!(
                 "{} has files: name a new or empty directory",
                 directory.display()
             );
-            return Err(anyhow!(message)).usage();
+            Err(anyhow!(message)).usage()
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => {
             let message = format!("{} can't be read", directory.display());
-            return Err(error).context(message).usage();
+            Err(error).context(message).usage()
         }
     }
-    let sandbox = match reattach(&run).await {
+}
+
+/// Copies the journal of a run with its media, and those of its sub-agents.
+fn copy_journal(run: &KeptRun, directory: &Path) -> anyhow::Result<()> {
+    for entry in WalkDir::new(&run.directory) {
+        let entry = entry?;
+        let to = directory.join(entry.path().strip_prefix(&run.directory)?);
+        let kind = entry.file_type();
+        let copied = match kind.is_dir() {
+            true => std::fs::create_dir_all(&to),
+            false if kind.is_file() => std::fs::copy(entry.path(), &to).map(drop),
+            false => continue,
+        };
+        copied.with_context(|| format!("failed to copy {}", entry.path().display()))?;
+    }
+    Ok(())
+}
+
+/// Copies the working directory of a run that can be resumed.
+async fn export(run: &KeptRun, directory: &Path) -> Result<(), Failure> {
+    let id = run.run;
+    let sandbox = match reattach(run).await {
         Ok(Some(sandbox)) => sandbox,
         Ok(None) => {
             let message = format!(

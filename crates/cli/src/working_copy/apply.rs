@@ -349,9 +349,10 @@ fn sync_each(
         let parts = staged.chunks(share);
         let threads = parts.map(|part| scope.spawn(move || part.iter().try_for_each(sync)));
         let threads: Vec<_> = threads.collect();
-        let ends = threads.into_iter().map(|thread| thread.join());
-        ends.map(|end| end.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
-            .collect()
+        threads.into_iter().try_for_each(|thread| {
+            let ended = thread.join();
+            ended.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        })
     })
 }
 

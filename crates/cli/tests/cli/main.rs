@@ -36,6 +36,7 @@ mod serve_interpreter;
 mod serve_mcp;
 mod serve_tools;
 mod settings;
+mod stores;
 mod sub_agents;
 #[path = "../support/mod.rs"]
 mod support;

@@ -19,7 +19,8 @@ use cantle_core::principal::{Level, Principal};
 use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError};
 use cantle_files::{
-    FileStore, Files, Limits, MemoryRecords, PostgresRecords, Quota, S3Options, SqliteRecords, Urls,
+    BucketOptions, FileStore, Files, Limits, MemoryRecords, PostgresRecords, Quota, SqliteRecords,
+    Urls,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,7 +49,7 @@ pub(crate) async fn remote_files(prefix: &str) -> Option<Files> {
          AWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={s3}"
     );
     std::fs::write(file.path(), lines).unwrap();
-    let store = S3Options::new("cantle").with_credentials_file(file.path());
+    let store = BucketOptions::s3("cantle").with_credentials_file(file.path());
     let store = store.open().unwrap().with_prefix(prefix).unwrap();
     let store = store.with_urls(Urls::Presigned(Duration::from_secs(60)));
     let records = PostgresRecords::connect(&postgres).await.unwrap();
@@ -135,6 +136,21 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
     let again = user.python("open('/tmp/a.csv', 'a').write('more')").await;
     assert_eq!(names(&again), ["a.csv"]);
     assert_eq!(again["success"], true);
+    user.close().await;
+}
+
+#[tokio::test]
+async fn tracebacks_show_the_lines_of_the_code() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let failed = user.python("x = 1\nx / 0  # divides").await;
+    let stderr = failed["stderr"].as_str().unwrap();
+    assert!(
+        stderr.contains("line 2") && stderr.contains("x / 0  # divides"),
+        "{stderr}"
+    );
+    let code = "import os; print(os.environ['MPLBACKEND'], os.environ['PYTHONDONTWRITEBYTECODE'], __name__)";
+    assert_eq!(user.python(code).await["stdout"], "Agg 1 __main__\n");
     user.close().await;
 }
 

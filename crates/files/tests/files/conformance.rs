@@ -40,6 +40,57 @@ async fn s3_with_postgres_conforms() {
     conformance::files(&files).await.assert();
 }
 
+/// In the full lane; it checks signatures.
+#[cfg(feature = "s3")]
+#[tokio::test(flavor = "multi_thread")]
+async fn s3s_conforms() {
+    let variable = "CANTLE_TEST_S3S_URL";
+    let Some(store) = crate::s3::store_at(variable, "cantle-secret", "conformance") else {
+        return;
+    };
+    let files = Files::open(store, MemoryRecords::new()).await.unwrap();
+    conformance::files(&files).await.assert();
+}
+
+/// In the full lane.
+#[cfg(feature = "azure")]
+#[tokio::test(flavor = "multi_thread")]
+async fn azure_conforms_and_signs_addresses() {
+    let Some(store) = azure("cantle") else {
+        return;
+    };
+    let prefix = format!("conformance/{}", cantle_core::ids::RunId::new());
+    let urls = cantle_files::Urls::Presigned(std::time::Duration::from_secs(60));
+    let store = store.with_prefix(&prefix).unwrap().with_urls(urls).unwrap();
+    store.check().await.unwrap();
+    let files = Files::open(store, MemoryRecords::new()).await.unwrap();
+    conformance::files(&files).await.assert();
+    let new = cantle_files::NewFile::named("a é.txt");
+    let record = files.put_bytes("alice", new, "hello").await.unwrap();
+    let url = files.url(&record).await.unwrap().unwrap();
+    let mut curl = std::process::Command::new("curl");
+    let answer = curl.args(["-sf", &url]).output().unwrap();
+    assert_eq!(String::from_utf8(answer.stdout).unwrap(), "hello");
+    assert!(azure("no-such-container").unwrap().check().await.is_err());
+}
+
+#[cfg(feature = "azure")]
+fn azure(container: &str) -> Option<FileStore> {
+    let names = ["CANTLE_TEST_AZURE_URL", "CANTLE_TEST_AZURE_KEY"];
+    let [Ok(url), Ok(key)] = names.map(std::env::var) else {
+        cantle_testkit::lane::skip("there is no Azurite: CANTLE_TEST_AZURE_URL is not set");
+        return None;
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let lines = format!(
+        "AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1\nAZURE_STORAGE_ACCOUNT_KEY={key}\n\
+         AZURE_STORAGE_ENDPOINT={url}\nAZURE_ALLOW_HTTP=true"
+    );
+    std::fs::write(file.path(), lines).unwrap();
+    let options = cantle_files::BucketOptions::azure(container);
+    Some(options.with_credentials_file(file.path()).open().unwrap())
+}
+
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_in_memory_with_postgres_conforms() {

@@ -5,23 +5,28 @@ use std::process::Command;
 use std::time::Duration;
 
 use cantle_files::{
-    FileStore, Files, FilesErrorKind, MemoryRecords, NewFile, Records as _, S3Options, Urls,
+    BucketOptions, FileStore, Files, FilesErrorKind, MemoryRecords, NewFile, Records as _, Urls,
 };
 
 /// A store below a prefix of a run's own, if there is an S3 server.
 pub(crate) fn store(name: &str) -> Option<FileStore> {
-    let Ok(url) = std::env::var("CANTLE_TEST_S3_URL") else {
-        cantle_testkit::lane::skip("there is no S3 server: CANTLE_TEST_S3_URL is not set");
+    store_at("CANTLE_TEST_S3_URL", "cantle-secret", name)
+}
+
+/// A store of the server whose address a variable has.
+pub(crate) fn store_at(variable: &str, secret: &str, name: &str) -> Option<FileStore> {
+    let Ok(url) = std::env::var(variable) else {
+        cantle_testkit::lane::skip(&format!("there is no S3 server: {variable} is not set"));
         return None;
     };
     let mut file = tempfile::NamedTempFile::new().unwrap();
     writeln!(
         file,
-        "# A comment.\nexport AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY=\"cantle-secret\"\n\
+        "# A comment.\nexport AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY=\"{secret}\"\n\
          AWS_REGION=us-east-1\nAWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={url}"
     )
     .unwrap();
-    let store = S3Options::new("cantle")
+    let store = BucketOptions::s3("cantle")
         .with_credentials_file(file.path())
         .open()
         .unwrap();
@@ -46,6 +51,50 @@ async fn a_presigned_address_needs_no_credentials() {
     assert!(!url.contains("cantle-secret"), "{url}");
     let answer = Command::new("curl").args(["-sf", &url]).output().unwrap();
     assert_eq!(String::from_utf8(answer.stdout).unwrap(), "hello");
+}
+
+#[tokio::test]
+async fn a_server_that_checks_signatures_refuses_a_wrong_secret_and_a_changed_address() {
+    let Some(wrong) = store_at("CANTLE_TEST_S3S_URL", "cantle-wrong", "wrong") else {
+        return;
+    };
+    let error = wrong.check().await.unwrap_err();
+    assert_eq!(error.kind(), FilesErrorKind::Store);
+    let error = Files::open(wrong, MemoryRecords::new()).await.unwrap_err();
+    assert!(!format!("{error:?}").contains("cantle-wrong"), "{error:?}");
+    let store = store_at("CANTLE_TEST_S3S_URL", "cantle-secret", "signed").unwrap();
+    store.check().await.unwrap();
+    let store = store
+        .with_urls(Urls::Presigned(Duration::from_secs(60)))
+        .unwrap();
+    let files = Files::open(store, MemoryRecords::new()).await.unwrap();
+    let record = files
+        .put_bytes("alice", NewFile::named("a"), "hello")
+        .await
+        .unwrap();
+    let url = files.url(&record).await.unwrap().unwrap();
+    let get = |url: &str| Command::new("curl").args(["-sf", url]).output().unwrap();
+    assert_eq!(get(&url).stdout, b"hello");
+    assert!(
+        !get(&url.replacen("Expires=60", "Expires=99", 1))
+            .status
+            .success()
+    );
+}
+
+#[tokio::test]
+async fn an_object_without_a_record_is_not_swept() {
+    let Some(store) = store("outputs") else {
+        return;
+    };
+    let files = Files::open(store.clone(), MemoryRecords::new())
+        .await
+        .unwrap();
+    let content = futures_util::stream::iter([Ok::<_, std::io::Error>("hello".into())]);
+    let object = store.put_object("run/dir/a #1.txt", content).await.unwrap();
+    assert!(object.key.ends_with("/run/dir/a %231.txt"), "{object:?}");
+    assert_eq!(object.size_bytes, 5);
+    assert_eq!(files.sweep(Duration::ZERO).await.unwrap().objects, 0);
 }
 
 #[tokio::test]
@@ -80,7 +129,7 @@ fn a_file_of_credentials_with_mistakes_is_refused_without_its_content() {
     ] {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "{text}").unwrap();
-        let error = S3Options::new("b")
+        let error = BucketOptions::s3("b")
             .with_credentials_file(file.path())
             .open()
             .unwrap_err();
@@ -99,7 +148,7 @@ async fn a_server_that_is_gone_is_an_error() {
     let lines = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_ENDPOINT_URL=http://127.0.0.1:1\n\
                  AWS_ALLOW_HTTP=true";
     writeln!(file, "{lines}").unwrap();
-    let store = S3Options::new("b")
+    let store = BucketOptions::s3("b")
         .with_credentials_file(file.path())
         .open()
         .unwrap();

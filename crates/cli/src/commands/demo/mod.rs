@@ -85,6 +85,7 @@ impl PreparedDemo {
         let task = Task {
             content: TASK.into(),
             output_dir: Some(OutputDir::Given(self.args.output_dir)),
+            store: None,
             workdir: None,
             in_place: None,
             key_advice: None,

@@ -1,0 +1,252 @@
+//! Stores that runs deliver to and get inputs from: the stored files of [`FilesArgs`], or a bucket without a catalogue.
+//!
+//! Files are complete on this machine before they are copied, so a store that fails costs none of them.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use cantle::agent::Outcome;
+use cantle::core::ids::RunId;
+use cantle_files::{FileId, FileStore, Files, NewFile, safe_name};
+use futures_util::{Stream, stream};
+use tempfile::TempDir;
+use tokio::fs::File;
+use tokio_util::io::ReaderStream;
+use walkdir::WalkDir;
+
+use crate::files::{self, FilesArgs};
+use crate::result_file;
+use crate::state_dir::StateDir;
+
+/// The stored files, and before the id of one of them.
+const FILES: &str = "files:";
+/// Bytes of a file that are read at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Which stored files a command uses, and whose they are.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Stored files")]
+pub(crate) struct StoreArgs {
+    /// Whose stored files: a `user_id`, or an ID of `cantle serve --principals`
+    #[arg(long, value_name = "ID", default_value = "local")]
+    owner: String,
+
+    #[command(flatten)]
+    files: FilesArgs,
+}
+
+/// A place that a run or an export can be delivered to, besides a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreTarget {
+    /// The stored files: `files:`.
+    Files,
+    /// A bucket, such as `s3://BUCKET/PREFIX`; each run has a prefix of its own below.
+    Bucket(String),
+}
+
+impl StoreTarget {
+    /// Returns the store that a path names, or `None` for a path on this machine.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let text = path.to_str()?;
+        match text == FILES {
+            true => Some(Self::Files),
+            false => {
+                files::is_bucket(text).then(|| Self::Bucket(text.trim_end_matches('/').to_owned()))
+            }
+        }
+    }
+}
+
+/// Separates the ids of stored files, `files:ID`, from the paths of inputs.
+///
+/// # Errors
+/// If one is no id.
+pub(crate) fn split_inputs(inputs: &[PathBuf]) -> anyhow::Result<(Vec<PathBuf>, Vec<FileId>)> {
+    let (mut paths, mut ids) = (Vec::new(), Vec::new());
+    for input in inputs {
+        match input.to_str().and_then(|text| text.strip_prefix(FILES)) {
+            Some(id) => ids.push(id.parse().with_context(|| {
+                format!(
+                    "`{}` is no stored file: `cantle files ls` lists the ids",
+                    input.display()
+                )
+            })?),
+            None => paths.push(input.clone()),
+        }
+    }
+    Ok((paths, ids))
+}
+
+impl StoreArgs {
+    /// Opens a store to deliver to, and checks that it can be used.
+    pub(crate) async fn open(&self, target: &StoreTarget) -> anyhow::Result<OpenStore> {
+        Ok(match target {
+            StoreTarget::Files => OpenStore::Files(self.open_files().await?, self.owner.clone()),
+            StoreTarget::Bucket(address) => {
+                let store = self.files.open_bucket(address)?;
+                // Credentials that are wrong are reported before the run, not after it.
+                let check = store.check().await;
+                check.with_context(|| format!("{address} can't be used"))?;
+                OpenStore::Bucket(store, address.clone())
+            }
+        })
+    }
+
+    async fn open_files(&self) -> anyhow::Result<Files> {
+        self.files.open(&StateDir::find()?).await
+    }
+
+    /// Copies stored files into a directory, each in one of its own, and returns their paths.
+    pub(crate) async fn fetch(&self, ids: &[FileId]) -> anyhow::Result<(TempDir, Vec<PathBuf>)> {
+        let directory = TempDir::with_prefix("cantle-stored-")
+            .context("no directory for the stored files can be created")?;
+        let files = self.open_files().await?;
+        let mut paths = Vec::new();
+        for id in ids {
+            let (record, content) = files.read(&self.owner, *id, None).await?;
+            let below = directory.path().join(id.to_string());
+            // Another program may have written the name.
+            let path = below.join(safe_name(&record.filename));
+            let copied = async {
+                tokio::fs::create_dir_all(&below).await?;
+                files::copy(content, &mut File::create(&path).await?).await
+            };
+            copied
+                .await
+                .with_context(|| format!("failed to copy the stored file {id}"))?;
+            paths.push(path);
+        }
+        Ok((directory, paths))
+    }
+}
+
+/// A store that can be delivered to.
+#[derive(Debug)]
+pub(crate) enum OpenStore {
+    /// The stored files of an owner.
+    Files(Files, String),
+    /// A bucket, and its address.
+    Bucket(FileStore, String),
+}
+
+impl OpenStore {
+    /// Copies a file of this machine, and returns its address.
+    async fn put_file(&self, run: RunId, name: &str, path: &Path) -> anyhow::Result<String> {
+        let failed = || format!("failed to store {}", path.display());
+        let file = File::open(path).await.with_context(failed)?;
+        let content = ReaderStream::with_capacity(file, CHUNK_BYTES);
+        self.put(run, name, content).await.with_context(failed)
+    }
+
+    /// Stores a text, and returns its address.
+    pub(crate) async fn put_text(
+        &self,
+        run: RunId,
+        name: &str,
+        text: String,
+    ) -> anyhow::Result<String> {
+        let content = stream::iter([Ok::<_, io::Error>(Bytes::from(text))]);
+        self.put(run, name, content).await
+    }
+
+    async fn put(
+        &self,
+        run: RunId,
+        name: &str,
+        content: impl Stream<Item = io::Result<Bytes>> + Send,
+    ) -> anyhow::Result<String> {
+        match self {
+            Self::Files(files, owner) => {
+                let new = NewFile::named(name)
+                    .with_group("runs")
+                    .with_run(run.to_string())
+                    .with_fact("path", name);
+                Ok(format!(
+                    "{FILES}{}",
+                    files.put(owner, new, content).await?.id
+                ))
+            }
+            Self::Bucket(store, address) => {
+                let key = format!("{run}/{name}");
+                store.put_object(&key, content).await?;
+                Ok(format!("{address}/{key}"))
+            }
+        }
+    }
+
+    /// Copies all files below a directory, and returns how many.
+    pub(crate) async fn put_tree(&self, run: RunId, directory: &Path) -> anyhow::Result<u64> {
+        let mut count = 0;
+        for entry in WalkDir::new(directory) {
+            let entry = entry?;
+            if entry.file_type().is_file() {
+                let name = entry.path().strip_prefix(directory)?.to_string_lossy();
+                self.put_file(run, &name, entry.path()).await?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Copies the files of a finished run from a directory, then its result file, which names their addresses. The
+    /// directory is removed.
+    pub(crate) async fn deliver(
+        &self,
+        outcome: &mut Outcome,
+        directory: &Path,
+    ) -> anyhow::Result<()> {
+        let mut names = Vec::new();
+        let mut addresses = Vec::new();
+        for file in &outcome.outputs.saved {
+            let name = file.path.strip_prefix(directory)?;
+            if !name
+                .components()
+                .all(|part| matches!(part, Component::Normal(_)))
+            {
+                bail!("{} has no name below its directory", file.path.display());
+            }
+            let text = name.to_string_lossy();
+            addresses.push(self.put_file(outcome.run, &text, &file.path).await?);
+            names.push(name.to_owned());
+        }
+        for (file, address) in outcome.outputs.saved.iter_mut().zip(addresses) {
+            file.path = address.into();
+        }
+        let result = result_file::json(outcome, &names, &Default::default())?;
+        self.put_text(outcome.run, result_file::FILE_NAME, result)
+            .await?;
+        match tokio::fs::remove_dir_all(directory).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("failed to remove {}", directory.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_are_told_from_paths() {
+        let bucket = |text: &str| Some(StoreTarget::Bucket(text.to_owned()));
+        for (path, target) in [
+            ("files:", Some(StoreTarget::Files)),
+            ("s3://b/p/", bucket("s3://b/p")),
+            ("az://c", bucket("az://c")),
+            ("out", None),
+            ("files:out", None),
+            ("./s3:/b", None),
+        ] {
+            assert_eq!(StoreTarget::of(Path::new(path)), target, "{path}");
+        }
+        let error = split_inputs(&["files:x".into()]).unwrap_err();
+        assert!(
+            error.to_string().starts_with("`files:x` is no stored file"),
+            "{error}"
+        );
+    }
+}

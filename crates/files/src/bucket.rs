@@ -1,0 +1,174 @@
+//! Stores in buckets: S3 and compatible servers, and Azure Blob Storage.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_tls::TlsOptions;
+#[cfg(feature = "s3")]
+use object_store::aws::AmazonS3Builder;
+#[cfg(feature = "azure")]
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{ClientOptions, HttpClient, HttpConnector};
+use object_store::signer::Signer;
+use object_store::{BackoffConfig, Error as ObjectError, ObjectStore, RetryConfig};
+
+use crate::error::FilesError;
+use crate::store::FileStore;
+
+/// How long connecting may take, and how long a server may send nothing.
+const CONNECT: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long a request is repeated.
+const RETRIES: Duration = Duration::from_secs(60);
+/// Size of a file with credentials.
+const MAX_CREDENTIALS_BYTES: u64 = 64 << 10;
+
+/// The service that has a bucket.
+#[derive(Clone, Copy, Debug)]
+enum Service {
+    #[cfg(feature = "s3")]
+    S3,
+    #[cfg(feature = "azure")]
+    Azure,
+}
+
+/// Options of a store in a bucket. Everything but its name comes from the environment, or from a file with lines
+/// `NAME=VALUE` of the same names.
+#[must_use]
+#[derive(Clone, Debug)]
+pub struct BucketOptions {
+    service: Service,
+    name: String,
+    credentials: Option<PathBuf>,
+}
+
+/// Opens the store of one service.
+macro_rules! open {
+    ($builder:ident, $prefix:literal, $with_name:ident, $options:expr) => {{
+        let builder = match &$options.credentials {
+            Some(file) => settings(file, $prefix)?
+                .into_iter()
+                .fold($builder::new(), |builder, (key, value)| {
+                    builder.with_config(key, value)
+                }),
+            None => $builder::from_env(),
+        };
+        let store = builder.$with_name(&$options.name);
+        let store = store.with_retry(retries()).with_http_connector(Connector);
+        joined(store.build(), &$options.name)
+    }};
+}
+
+impl BucketOptions {
+    /// Options of a bucket in S3 or a compatible server, with the variables `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL` and `AWS_ALLOW_HTTP`.
+    #[cfg(feature = "s3")]
+    pub fn s3(bucket: impl Into<String>) -> Self {
+        Self::new(Service::S3, bucket.into())
+    }
+
+    /// Options of a container in Azure Blob Storage, with the variables `AZURE_STORAGE_ACCOUNT_NAME`,
+    /// `AZURE_STORAGE_ACCOUNT_KEY` and `AZURE_STORAGE_ENDPOINT`.
+    #[cfg(feature = "azure")]
+    pub fn azure(container: impl Into<String>) -> Self {
+        Self::new(Service::Azure, container.into())
+    }
+
+    fn new(service: Service, name: String) -> Self {
+        Self {
+            service,
+            name,
+            credentials: None,
+        }
+    }
+
+    /// Reads a file in place of the environment.
+    pub fn with_credentials_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.credentials = Some(file.into());
+        self
+    }
+
+    /// Opens the store; connects to nothing yet.
+    ///
+    /// # Errors
+    /// The file of credentials can't be read, or a setting is invalid.
+    pub fn open(&self) -> Result<FileStore, FilesError> {
+        match self.service {
+            #[cfg(feature = "s3")]
+            Service::S3 => open!(AmazonS3Builder, "AWS", with_bucket_name, self),
+            #[cfg(feature = "azure")]
+            Service::Azure => open!(MicrosoftAzureBuilder, "AZURE", with_container_name, self),
+        }
+    }
+}
+
+fn joined<S: ObjectStore + Signer>(
+    store: object_store::Result<S>,
+    name: &str,
+) -> Result<FileStore, FilesError> {
+    let store = Arc::new(store.map_err(|error| {
+        let message = format!("the settings of the bucket `{name}` are invalid");
+        FilesError::configuration(message).with_source(error)
+    })?);
+    Ok(FileStore::new(Arc::clone(&store) as _).with_signer(store))
+}
+
+fn retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: 5,
+        retry_timeout: RETRIES,
+    }
+}
+
+/// Returns the settings of a file with lines `PREFIX_…=VALUE`.
+fn settings<K: FromStr>(file: &Path, prefix: &str) -> Result<Vec<(K, String)>, FilesError> {
+    let invalid = |what: String| FilesError::configuration(format!("`{}` {what}", file.display()));
+    let unreadable = |error| invalid("can't be read".to_owned()).with_source(error);
+    if fs::metadata(file).map_err(unreadable)?.len() > MAX_CREDENTIALS_BYTES {
+        return Err(invalid("is too large for a file of credentials".to_owned()));
+    }
+    let text = fs::read_to_string(file).map_err(unreadable)?;
+    let mut settings = Vec::new();
+    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let line = line.strip_prefix("export ").unwrap_or(line);
+        // The line may hold a secret: it is not repeated.
+        let setting = line.split_once('=').and_then(|(name, value)| {
+            let key = name.trim().to_ascii_lowercase().parse().ok()?;
+            Some((key, value.trim().trim_matches(['"', '\'']).to_owned()))
+        });
+        let missing = || invalid(format!("has no {prefix}_…=VALUE in line {number}"));
+        settings.push(setting.ok_or_else(missing)?);
+    }
+    Ok(settings)
+}
+
+/// Connections with the TLS settings that all of Cantle has.
+#[derive(Debug)]
+struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let failed = |source| ObjectError::Generic {
+            store: "bucket",
+            source,
+        };
+        let tls = TlsOptions::new()
+            .build()
+            .map_err(|error| failed(error.into()))?;
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .connect_timeout(CONNECT)
+            .read_timeout(SILENCE)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| failed(error.into()))?;
+        Ok(HttpClient::new(client))
+    }
+}

@@ -1,0 +1,56 @@
+//! Azurite: Microsoft's emulator of Azure Blob Storage. It checks signatures.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::python::source;
+use super::server::Server;
+use super::workshop::npm_install;
+use super::{Ready, Workshop};
+use crate::lane::Lane;
+use crate::shell;
+
+const PACKAGE: &str = "azurite@3.37.0";
+/// The container of the tests.
+const CONTAINER: &str = "cantle";
+/// The key of the emulator's account, which Microsoft has published.
+const KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// Installs and starts it in the full lane, and creates a container.
+pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
+    if lane == Lane::Quick {
+        return Ok(Ready::default());
+    }
+    if shell::probe("npm", &["--version"]).is_none() {
+        bail!("there is no npm");
+    }
+    let directory = workshop.cached("azurite", PACKAGE, |directory| {
+        workshop.step("azurite", npm_install(directory).arg(PACKAGE))
+    })?;
+    let mut command = Command::new("node");
+    command
+        .arg(directory.join("node_modules/azurite/dist/src/blob/main.js"))
+        .args(["--blobHost", "127.0.0.1", "--blobPort", "0"])
+        .args(["--inMemoryPersistence", "--skipApiVersionCheck"])
+        .current_dir(&directory);
+    let (server, address) =
+        Server::start_by_log(workshop, "azurite", &command, "successfully listens on ")?;
+    let mut create = Command::new("node");
+    create.arg(source("azurite.js"));
+    create.args([&address, CONTAINER, KEY]);
+    workshop
+        .step("azurite-container", &create)
+        .context("the container can't be created")?;
+    Ok(Ready {
+        server: Some(server),
+        ..Ready::with([
+            (
+                "CANTLE_TEST_AZURE_URL",
+                format!("{address}/devstoreaccount1"),
+            ),
+            ("CANTLE_TEST_AZURE_KEY", KEY.to_owned()),
+        ])
+    })
+}

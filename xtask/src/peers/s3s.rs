@@ -1,0 +1,54 @@
+//! s3s-fs: an S3 server over a directory. Unlike moto, it checks signatures.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::server::Server;
+use super::{Ready, Workshop};
+use crate::lane::Lane;
+use crate::shell;
+
+/// The newest version that the Rust compiler of the workspace builds.
+const VERSION: &str = "0.14.1";
+/// The bucket of the tests, and the key that they sign with.
+const BUCKET: &str = "cantle";
+const KEY: &str = "cantle";
+const SECRET: &str = "cantle-secret";
+
+/// Builds and starts it in the full lane, with a bucket.
+pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
+    if lane == Lane::Quick {
+        return Ok(Ready::default());
+    }
+    let directory = workshop.cached("s3s", VERSION, |directory| {
+        let build = directory.join("build");
+        let mut install = shell::cargo();
+        install
+            .args(["install", "s3s-fs", "--version", VERSION, "--locked"])
+            .args(["--features", "binary", "--root"])
+            .arg(directory)
+            .env("CARGO_TARGET_DIR", &build);
+        workshop.step("s3s", &install)?;
+        Ok(fs::remove_dir_all(build)?)
+    })?;
+    let objects = tempfile::tempdir()?;
+    fs::create_dir(objects.path().join(BUCKET))?;
+    // It does not say which port it got if it may choose.
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut command = Command::new(directory.join("bin/s3s-fs"));
+    command
+        .args(["--host", "127.0.0.1", "--port", &port.to_string()])
+        .args(["--access-key", KEY, "--secret-key", SECRET])
+        .arg(objects.path());
+    let server = Server::start_when(workshop, "s3s", &command, || {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    })?;
+    Ok(Ready {
+        server: Some(server),
+        ..Ready::with([("CANTLE_TEST_S3S_URL", format!("http://127.0.0.1:{port}"))])
+    }
+    .with_leftovers(objects))
+}
