@@ -1,7 +1,5 @@
 //! mdBook, which makes a site of `docs/`.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use super::{Ready, Workshop};
@@ -14,14 +12,8 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     if lane != Lane::Full {
         return Ok(Ready::default());
     }
-    let directory = workshop.cached("mdbook", VERSION, |directory| {
-        let mut install = Command::new("cargo");
-        install
-            .args(["install", "mdbook", "--version", VERSION, "--locked"])
-            .args(["--no-default-features", "--root"])
-            .arg(directory);
-        workshop.step("mdbook", &install)
-    })?;
+    let directory =
+        workshop.cargo_install("mdbook", "mdbook", VERSION, &["--no-default-features"])?;
     let program = directory.join("bin/mdbook").display().to_string();
     Ok(Ready::with([("CANTLE_TEST_MDBOOK", program)]))
 }

@@ -9,7 +9,6 @@ use anyhow::Result;
 use super::server::Server;
 use super::{Ready, Workshop};
 use crate::lane::Lane;
-use crate::shell;
 
 /// The newest version that the Rust compiler of the workspace builds.
 const VERSION: &str = "0.14.1";
@@ -23,17 +22,7 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     if lane == Lane::Quick {
         return Ok(Ready::default());
     }
-    let directory = workshop.cached("s3s", VERSION, |directory| {
-        let build = directory.join("build");
-        let mut install = shell::cargo();
-        install
-            .args(["install", "s3s-fs", "--version", VERSION, "--locked"])
-            .args(["--features", "binary", "--root"])
-            .arg(directory)
-            .env("CARGO_TARGET_DIR", &build);
-        workshop.step("s3s", &install)?;
-        Ok(fs::remove_dir_all(build)?)
-    })?;
+    let directory = workshop.cargo_install("s3s", "s3s-fs", VERSION, &["--features", "binary"])?;
     let objects = tempfile::tempdir()?;
     fs::create_dir(objects.path().join(BUCKET))?;
     // It does not say which port it got if it may choose.

@@ -84,6 +84,29 @@ impl Workshop {
         }
     }
 
+    /// A directory with a program of crates.io below `bin`, built with `arguments`.
+    pub fn cargo_install(
+        &self,
+        peer: &str,
+        package: &str,
+        version: &str,
+        arguments: &[&str],
+    ) -> Result<PathBuf> {
+        let recipe = format!("{package} {version} {}", arguments.join(" "));
+        self.cached(peer, &recipe, |directory| {
+            let build = directory.join("build");
+            let mut install = shell::cargo();
+            install
+                .args(["install", package, "--version", version, "--locked"])
+                .args(arguments)
+                .arg("--root")
+                .arg(directory)
+                .env("CARGO_TARGET_DIR", &build);
+            self.step(peer, &install)?;
+            Ok(fs::remove_dir_all(build)?)
+        })
+    }
+
     pub fn log(&self, peer: &str) -> PathBuf {
         self.directory.join("logs").join(format!("{peer}.log"))
     }
