@@ -1,6 +1,7 @@
 //! Stores in buckets: S3 and compatible servers, and Azure Blob Storage.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -128,10 +129,13 @@ fn retries() -> RetryConfig {
 fn settings<K: FromStr>(file: &Path, prefix: &str) -> Result<Vec<(K, String)>, FilesError> {
     let invalid = |what: String| FilesError::configuration(format!("`{}` {what}", file.display()));
     let unreadable = |error| invalid("can't be read".to_owned()).with_source(error);
-    if fs::metadata(file).map_err(unreadable)?.len() > MAX_CREDENTIALS_BYTES {
+    let mut text = String::new();
+    let opened = File::open(file).map_err(unreadable)?;
+    let mut opened = opened.take(MAX_CREDENTIALS_BYTES + 1);
+    opened.read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > MAX_CREDENTIALS_BYTES {
         return Err(invalid("is too large for a file of credentials".to_owned()));
     }
-    let text = fs::read_to_string(file).map_err(unreadable)?;
     let mut settings = Vec::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
         if line.is_empty() || line.starts_with('#') {

@@ -256,7 +256,13 @@ impl FileStore {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let below = key.split('/').map(PathPart::from);
-        let path: Path = self.prefix.parts().chain(below).collect();
+        let mut path: Path = self.prefix.parts().chain(below).collect();
+        let parts = path.as_ref().rsplit_once('/');
+        if let (Some((group, name)), true) = (parts, self.key_of(&path).is_some()) {
+            // A sweep would take it for the object of a file without a record.
+            let key = format!("{group}/{}", name.replacen('_', "%5F", 1));
+            path = Path::parse(key).map_err(ObjectError::from)?;
+        }
         let key = path.as_ref().to_owned();
         let mut upload = Upload::new(Arc::clone(&self.objects), path);
         upload.write_all(content, |_| Ok(())).await?;

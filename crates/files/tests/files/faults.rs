@@ -1,6 +1,8 @@
 //! Stores that fail, and files that were changed below the catalogue.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,6 +41,59 @@ async fn a_store_that_fails_half_way_leaves_neither_record_nor_parts() {
         tokio::time::timeout(deadline, aborted)
             .await
             .expect("the upload is aborted");
+    }
+}
+
+/// Needs root for a file system of its own.
+#[tokio::test]
+async fn a_full_disk_is_an_error_and_leaves_room_again() {
+    let directory = directory();
+    let Some(_disk) = SmallDisk::mount(&directory.path().join("objects")) else {
+        return;
+    };
+    let files = local(&directory).await;
+    let chunks = (0..30).map(|_| Ok::<_, FilesError>(Bytes::from(vec![0; 1 << 20])));
+    let stored = files
+        .put("alice", NewFile::named("a"), stream::iter(chunks))
+        .await;
+    assert_eq!(stored.unwrap_err().kind(), FilesErrorKind::Store);
+    assert_eq!(files.usage("alice").await.unwrap(), Usage::default());
+    // The abort is a task: what was written has to go for this to fit.
+    let fits = async {
+        let content = vec![0; 15 << 20];
+        while let Err(error) = files
+            .put_bytes("alice", NewFile::named("b"), content.clone())
+            .await
+        {
+            assert_eq!(error.kind(), FilesErrorKind::Store);
+        }
+    };
+    let deadline = std::time::Duration::from_secs(10);
+    tokio::time::timeout(deadline, fits)
+        .await
+        .expect("the space is free again");
+    assert_eq!(objects(&directory).len(), 1);
+}
+
+/// A file system of 16 MB.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &std::path::Path) -> Option<Self> {
+        std::fs::create_dir(at).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"]);
+        if !mount.arg(at).status().is_ok_and(|it| it.success()) {
+            cantle_testkit::lane::skip("file systems can't be mounted here");
+            return None;
+        }
+        Some(Self(at.to_owned()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 

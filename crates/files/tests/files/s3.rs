@@ -94,6 +94,11 @@ async fn an_object_without_a_record_is_not_swept() {
     let object = store.put_object("run/dir/a #1.txt", content).await.unwrap();
     assert!(object.key.ends_with("/run/dir/a %231.txt"), "{object:?}");
     assert_eq!(object.size_bytes, 5);
+    // Named like the object of a file.
+    let key = format!("run/{:032}_a_b.txt", 7);
+    let content = futures_util::stream::iter([Ok::<_, std::io::Error>("hello".into())]);
+    let object = store.put_object(&key, content).await.unwrap();
+    assert!(object.key.ends_with("7%5Fa_b.txt"), "{object:?}");
     assert_eq!(files.sweep(Duration::ZERO).await.unwrap().objects, 0);
 }
 
@@ -140,6 +145,13 @@ fn a_file_of_credentials_with_mistakes_is_refused_without_its_content() {
         );
         assert!(!format!("{error:?}").contains("hunter2"));
     }
+}
+
+#[test]
+fn a_file_of_credentials_without_end_is_refused() {
+    let options = BucketOptions::s3("b").with_credentials_file("/dev/zero");
+    let error = options.open().unwrap_err();
+    assert!(error.to_string().contains("is too large"), "{error}");
 }
 
 #[tokio::test]
