@@ -89,7 +89,8 @@ impl StoreArgs {
                 // Credentials that are wrong are reported before the run, not after it.
                 let check = store.check().await;
                 check.with_context(|| format!("{address} can't be used"))?;
-                OpenStore::Bucket(store, address.clone())
+                let bucket: Vec<_> = address.splitn(4, '/').take(3).collect();
+                OpenStore::Bucket(store, bucket.join("/"))
             }
         })
     }
@@ -127,7 +128,7 @@ impl StoreArgs {
 pub(crate) enum OpenStore {
     /// The stored files of an owner.
     Files(Files, String),
-    /// A bucket, and its address.
+    /// A prefix in a bucket, and the bucket's address.
     Bucket(FileStore, String),
 }
 
@@ -168,10 +169,9 @@ impl OpenStore {
                     files.put(owner, new, content).await?.id
                 ))
             }
-            Self::Bucket(store, address) => {
-                let key = format!("{run}/{name}");
-                store.put_object(&key, content).await?;
-                Ok(format!("{address}/{key}"))
+            Self::Bucket(store, bucket) => {
+                let object = store.put_object(&format!("{run}/{name}"), content).await?;
+                Ok(format!("{bucket}/{}", object.key))
             }
         }
     }

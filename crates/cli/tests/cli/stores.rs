@@ -10,9 +10,9 @@ use crate::{command, finish};
 async fn server() -> ScriptedServer {
     let script = Script::new()
         .turn(command(
-            "mkdir dir; sed s/1/2/ a.txt > dir/b.txt; echo 3 > c.txt",
+            "mkdir dir; sed s/1/2/ a.txt > dir/b.txt; echo 3 > c.txt; echo 4 > 'é #.txt'",
         ))
-        .turn(finish("done", &["dir/b.txt", "c.txt"]));
+        .turn(finish("done", &["dir/b.txt", "c.txt", "é #.txt"]));
     let options = ServerOptions::new(script).api_key("sk-test-123");
     ScriptedServer::start(options).await.unwrap()
 }
@@ -70,7 +70,7 @@ async fn a_run_reads_stored_files_and_delivers_to_them() {
     let files = stored(&env).await;
     assert_eq!(
         file_names(&files),
-        ["a.txt", "b.txt", "c.txt", "cantle-result.json"]
+        ["a.txt", "b.txt", "c.txt", "cantle-result.json", "é__.txt"]
     );
     // The newest is the result, which was written last and names the others.
     let result = env
@@ -227,6 +227,10 @@ async fn a_run_delivers_to_s3_with_credentials_from_a_file() {
     assert_eq!(get("dir/b.txt"), "2\n");
     let result: Value = serde_json::from_str(&get("cantle-result.json")).unwrap();
     assert_eq!(result["outputs"][1]["path"], format!("s3://{below}/c.txt"));
+    // An address has the key of the object, where characters that keys can't have are encoded.
+    let key = format!("s3://{below}/%C3%A9 %23.txt");
+    assert_eq!(result["outputs"][2]["path"], key);
+    assert_eq!(get("%25C3%25A9%20%2523.txt"), "4\n");
     // The secret is in nothing that is kept.
     let kept = env.path(".local");
     let mut grep = std::process::Command::new("grep");
