@@ -84,7 +84,7 @@ impl Workshop {
         }
     }
 
-    /// A directory with a program of crates.io below `bin`, built with `arguments`.
+    /// A directory with the program of a Rust package below `bin`, built with `arguments`.
     pub fn cargo_install(
         &self,
         peer: &str,

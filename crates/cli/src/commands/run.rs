@@ -36,7 +36,7 @@ use crate::images;
 use crate::in_place::InPlace;
 use crate::kept_sandbox;
 use crate::mcp;
-use crate::output_dir::OutputDir;
+use crate::output_dir::{OutputDir, occupied_names_remark, output_options};
 use crate::packages;
 use crate::replay::RecordedUser;
 use crate::result_file;
@@ -570,42 +570,6 @@ impl PreparedRun {
             _ => Ok(None),
         }
     }
-}
-
-fn output_options(args: &RunArgs, output_dir: Option<&Path>) -> OutputOptions {
-    let earlier = output_dir.map(result_file::earlier).unwrap_or_default();
-    let options = OutputOptions::default().with_earlier(earlier);
-    match args.overwrite {
-        true => options.with_overwrite(),
-        false => options,
-    }
-}
-
-/// Returns a warning if output files may find their names occupied.
-fn occupied_names_remark(options: &SessionOptions) -> Option<String> {
-    let directory = options
-        .output_dir
-        .as_deref()
-        .filter(|_| !options.has_output_dir_per_run)?;
-    if options.outputs.overwrite {
-        return None;
-    }
-    let names = std::fs::read_dir(directory).ok()?.flatten();
-    let names = names.map(|entry| PathBuf::from(entry.file_name()));
-    let is_foreign = |name: &PathBuf| {
-        let is_own = *name == Path::new(result_file::FILE_NAME);
-        let mut earlier = options.outputs.earlier.keys();
-        !is_own
-            && !name.as_os_str().as_encoded_bytes().starts_with(b".")
-            && !earlier.any(|path| path.starts_with(name))
-    };
-    let first = names.into_iter().find(is_foreign)?;
-    Some(format!(
-        "{} has files that no earlier run delivered, such as {}: an output file of such a name is saved beside it \
-         as NAME.1, unless --overwrite is given",
-        directory.display(),
-        first.display()
-    ))
 }
 
 fn budget(args: &RunArgs) -> Budget {

@@ -42,7 +42,7 @@ async fn approvals_apply_to_web_tools_and_hosts_bind_them() {
     let script = Script::new()
         .turn(fetch("https://secret.example.com/"))
         .turn(fetch("https://ads.example.org/"))
-        .turn(fetch("https://other.example.org/"))
+        .turn(fetch("https://other.invalid/"))
         .turn(finish("Done.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
     let env = TestEnv::new().with_server(&server.url());

@@ -36,17 +36,20 @@ pub(crate) enum Language {
 }
 
 impl Language {
-    const ALL: [(&str, Self); 4] = [
+    const ALL: [(&str, Self); 3] = [
         ("python", Self::Python),
         ("bash", Self::Bash),
         ("javascript", Self::Javascript),
-        ("js", Self::Javascript),
     ];
 
-    fn parse(name: &str) -> Result<Self> {
-        let lower = name.to_ascii_lowercase();
+    /// Returns a language and its name, in which letters have any case.
+    fn parse(name: &str) -> Result<(&'static str, Self)> {
+        let lower = match name.to_ascii_lowercase() {
+            short if short == "js" => "javascript".to_owned(),
+            lower => lower,
+        };
         let named = Self::ALL.into_iter().find(|(known, _)| *known == lower);
-        named.map(|(_, language)| language).ok_or_else(|| {
+        named.ok_or_else(|| {
             let shown: String = name.chars().take(40).collect();
             EnvdError::invalid(format!(
                 "the language '{shown}' is not supported: use python, bash or javascript"
@@ -153,7 +156,7 @@ impl Contexts {
         options: ContextOptions,
         home: &SandboxPath,
     ) -> Result<ContextInfo> {
-        let language = Language::parse(options.language.as_deref().unwrap_or("python"))?;
+        let (_, language) = Language::parse(options.language.as_deref().unwrap_or("python"))?;
         let cwd = options.cwd.unwrap_or_default();
         if cwd.len() > MAX_PATH_BYTES {
             return Err(EnvdError::invalid("the path of the directory is too long"));
@@ -189,9 +192,8 @@ impl Contexts {
             }
             (Some(id), None) => self.find(id),
             (None, language) => {
-                let language = language.unwrap_or("python").to_ascii_lowercase();
-                Language::parse(&language)?;
-                self.find(&language)
+                let (id, _) = Language::parse(language.unwrap_or("python"))?;
+                self.find(id)
             }
         }
     }
