@@ -42,7 +42,7 @@ struct ResultFile<'a> {
     /// The ledger in Stirrup's format.
     dotted: Map<String, Value>,
     /// SHA-256 of files of earlier runs, by their path below the output directory.
-    earlier: &'a Digests,
+    earlier: &'a SavedDigests,
 }
 
 /// The part of a result file that the next run reads.
@@ -50,7 +50,7 @@ struct ResultFile<'a> {
 #[serde(default)]
 struct EarlierResult {
     outputs: Vec<EarlierOutput>,
-    earlier: Digests,
+    earlier: SavedDigests,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +59,8 @@ struct EarlierOutput {
     sha256: Option<String>,
 }
 
-pub(crate) type Digests = BTreeMap<PathBuf, String>;
+/// The digests of saved files, by their path below the output directory.
+pub(crate) type SavedDigests = BTreeMap<PathBuf, String>;
 
 #[derive(Serialize)]
 struct SavedOutput<'a> {
@@ -82,7 +83,7 @@ struct RefusedOutput<'a> {
 /// Returns the digests of files that earlier runs saved, by their path below the output directory.
 ///
 /// A result file that can't be read is none: its files are not replaced.
-pub(crate) fn earlier(output_dir: &Path) -> Digests {
+pub(crate) fn earlier(output_dir: &Path) -> SavedDigests {
     let read = |name| {
         let (text, _) = read_regular(&output_dir.join(name)).ok()??;
         serde_json::from_str::<EarlierResult>(&text).ok()
@@ -135,7 +136,7 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
 pub(crate) fn json(
     outcome: &Outcome,
     names: &[PathBuf],
-    earlier: &Digests,
+    earlier: &SavedDigests,
 ) -> anyhow::Result<String> {
     let saved = outcome.outputs.saved.iter().zip(names);
     let outputs = saved.map(|(file, name)| SavedOutput {
