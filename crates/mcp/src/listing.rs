@@ -9,7 +9,6 @@ use rmcp::service::Peer;
 
 use crate::call_error::{CallError, call_error};
 use crate::config::McpServer;
-
 use crate::limits::{
     MAX_DESCRIPTION_CHARS, MAX_LISTED_TOOLS, MAX_NAMED_CHANGES, MAX_PAGES, MAX_SCHEMA_BYTES,
     MAX_SCHEMAS_BYTES, MAX_TOOLS,

@@ -80,7 +80,12 @@ impl NodePackage {
 
     fn describe(&self) -> Option<Description> {
         let path = self.path.join("node_modules").join(&self.name);
-        let file = File::open(path.join("package.json")).ok()?;
+        let path = path.join("package.json");
+        // The package wrote it: a pipe would block.
+        if !std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
+            return None;
+        }
+        let file = File::open(path).ok()?;
         let mut text = String::new();
         file.take(MAX_DESCRIPTION_BYTES)
             .read_to_string(&mut text)
@@ -245,6 +250,28 @@ fn host_of(registry: &str) -> Result<HostPattern, PackageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_description_that_is_no_file_is_not_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = "server".to_owned();
+        let own = directory.path().join("node_modules").join(&name);
+        std::fs::create_dir_all(&own).unwrap();
+        let description = own.join("package.json");
+        let package = NodePackage {
+            name,
+            path: directory.path().to_owned(),
+            _in_use: Arc::new(tempfile::tempfile().unwrap()),
+        };
+        std::fs::write(&description, r#"{"bin": {"serve": "x"}}"#).unwrap();
+        assert!(package.program(None).unwrap().ends_with(".bin/serve"));
+        std::fs::remove_file(&description).unwrap();
+        let pipe = std::process::Command::new("mkfifo")
+            .arg(&description)
+            .status();
+        assert!(pipe.unwrap().success());
+        assert!(package.program(None).is_err());
+    }
 
     #[test]
     fn a_specifier_is_a_package_of_a_registry_and_never_an_option() {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::Policy;
-
 use cantle_core::sandbox::{
     Command, ExitStatus, FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
     SandboxPath,
