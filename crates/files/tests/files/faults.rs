@@ -19,18 +19,23 @@ use futures_util::stream::{self, BoxStream};
 
 use crate::{directory, local, objects};
 
+/// Stores 30 MiB, which fails and leaves no record.
+async fn assert_fails_to_store(files: &Files) {
+    let chunks = (0..30).map(|_| Ok::<_, FilesError>(Bytes::from(vec![0; 1 << 20])));
+    let stored = files
+        .put("alice", NewFile::named("a"), stream::iter(chunks))
+        .await;
+    assert_eq!(stored.unwrap_err().kind(), FilesErrorKind::Store);
+    assert_eq!(files.usage("alice").await.unwrap(), Usage::default());
+}
+
 #[tokio::test]
 async fn a_store_that_fails_half_way_leaves_neither_record_nor_parts() {
     for part in [0, 1, 2] {
         let store = Arc::new(Failing::at_part(part));
         let files = FileStore::new(Arc::clone(&store) as _);
         let files = Files::open(files, MemoryRecords::new()).await.unwrap();
-        let chunks = (0..30).map(|_| Ok::<_, FilesError>(Bytes::from(vec![0; 1 << 20])));
-        let stored = files
-            .put("alice", NewFile::named("a"), stream::iter(chunks))
-            .await;
-        assert_eq!(stored.unwrap_err().kind(), FilesErrorKind::Store);
-        assert_eq!(files.usage("alice").await.unwrap(), Usage::default());
+        assert_fails_to_store(&files).await;
         // The abort is a task: it needs a turn of the runtime.
         let aborted = async {
             while store.aborted.load(Ordering::SeqCst) == 0 {
@@ -52,12 +57,7 @@ async fn a_full_disk_is_an_error_and_leaves_room_again() {
         return;
     };
     let files = local(&directory).await;
-    let chunks = (0..30).map(|_| Ok::<_, FilesError>(Bytes::from(vec![0; 1 << 20])));
-    let stored = files
-        .put("alice", NewFile::named("a"), stream::iter(chunks))
-        .await;
-    assert_eq!(stored.unwrap_err().kind(), FilesErrorKind::Store);
-    assert_eq!(files.usage("alice").await.unwrap(), Usage::default());
+    assert_fails_to_store(&files).await;
     // The abort is a task: what was written has to go for this to fit.
     let fits = async {
         let content = vec![0; 15 << 20];
