@@ -29,12 +29,22 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Stored files")]
 pub(crate) struct StoreArgs {
-    /// Whose stored files: a `user_id`, or an ID of `cantle serve --principals`
+    /// Owner of the stored files: the `user_id` that a client sends, or the ID of a principal
     #[arg(long, value_name = "ID", default_value = "local")]
-    owner: String,
+    pub(crate) owner: String,
 
     #[command(flatten)]
-    files: FilesArgs,
+    pub(crate) files: FilesArgs,
+}
+
+/// The stores that a run uses.
+#[derive(Debug)]
+pub(crate) struct RunStores {
+    pub(crate) args: StoreArgs,
+    /// The store to deliver to.
+    pub(crate) target: Option<StoreTarget>,
+    /// The stored files that are inputs.
+    pub(crate) inputs: Vec<FileId>,
 }
 
 /// A place that a run or an export can be delivered to, besides a directory.
@@ -182,7 +192,7 @@ impl OpenStore {
         for entry in WalkDir::new(directory) {
             let entry = entry?;
             if entry.file_type().is_file() {
-                let name = entry.path().strip_prefix(directory)?.to_string_lossy();
+                let name = text(entry.path().strip_prefix(directory)?);
                 self.put_file(run, &name, entry.path()).await?;
                 count += 1;
             }
@@ -207,8 +217,8 @@ impl OpenStore {
             {
                 bail!("{} has no name below its directory", file.path.display());
             }
-            let text = name.to_string_lossy();
-            addresses.push(self.put_file(outcome.run, &text, &file.path).await?);
+            let address = self.put_file(outcome.run, &text(name), &file.path).await?;
+            addresses.push(address);
             names.push(name.to_owned());
         }
         for (file, address) in outcome.outputs.saved.iter_mut().zip(addresses) {
@@ -226,9 +236,32 @@ impl OpenStore {
     }
 }
 
+/// Returns a path as text. Two paths have two texts, also if they are not UTF-8.
+fn text(path: &Path) -> String {
+    match path.to_str() {
+        Some(text) => text.to_owned(),
+        None => path
+            .as_os_str()
+            .as_encoded_bytes()
+            .escape_ascii()
+            .to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
+
+    #[test]
+    fn names_that_are_not_text_stay_different() {
+        let text = |name: &[u8]| text(Path::new(OsStr::from_bytes(name)));
+        assert_eq!(text("dir/é.txt".as_bytes()), "dir/é.txt");
+        assert_eq!(text(b"dir/\xff"), "dir/\\xff");
+        assert_ne!(text(b"\xfe"), text(b"\xff"));
+    }
 
     #[test]
     fn stores_are_told_from_paths() {

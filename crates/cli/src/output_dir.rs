@@ -30,8 +30,8 @@ pub(crate) enum OutputDir {
 }
 
 impl OutputDir {
-    /// Returns the directory that the user named or where files for a store are staged, or else `cantle-out` in the directory where the run began; `None` if
-    /// that can't be written.
+    /// Returns the directory that the user named, that of files for the store that the user named, or else `cantle-out`
+    /// in the directory where the run began; `None` if that can't be written.
     ///
     /// # Errors
     /// If `cantle-out` is something else than a directory.

@@ -1,5 +1,6 @@
 //! A task in an open session, from its start to its result: displayed, cancelled and written to files.
 
+use anyhow::Context as _;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -32,7 +33,6 @@ use crate::text::{clean, clean_json, one_line};
 use crate::typed_ahead::TypedAhead;
 use crate::unfinished::Unfinished;
 use crate::working_copy::{Changes, Workdir};
-use anyhow::Context as _;
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;

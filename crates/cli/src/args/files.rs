@@ -4,17 +4,14 @@ use std::path::PathBuf;
 
 use cantle_files::FileId;
 
-use crate::files::FilesArgs;
+use crate::delivery::StoreArgs;
 
 /// List, copy, store and remove files of a store, such as that of `cantle serve --tools`
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("owner", |owner| owner.global(true)))]
 pub(crate) struct StoredFilesArgs {
-    /// Whose files: a `user_id`, or an ID of --principals
-    #[arg(long, value_name = "ID", default_value = "local", global = true)]
-    pub(crate) owner: String,
-
     #[command(flatten)]
-    pub(crate) files: FilesArgs,
+    pub(crate) store: StoreArgs,
 
     #[command(subcommand)]
     pub(crate) command: FilesCommand,

@@ -35,8 +35,8 @@ pub(crate) async fn perform(
 
 async fn perform_command(args: StoredFilesArgs) -> Result<u8, Failure> {
     let state = StateDir::find().usage()?;
-    let files = args.files.open(&state).await.usage()?;
-    let owner = &*args.owner;
+    let files = args.store.files.open(&state).await.usage()?;
+    let owner = &*args.store.owner;
     match args.command {
         FilesCommand::Ls { json } => list(&files, owner, json).await?,
         FilesCommand::Get { id, file } => get(&files, owner, id, file).await?,

@@ -14,7 +14,6 @@ use cantle::core::message::history;
 use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
-use cantle_files::FileId;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +26,7 @@ use crate::ask::TerminalUser;
 use crate::backend::BackendArg;
 use crate::client::{self, RunClient};
 use crate::config::{ModelSource, RunConfig};
-use crate::delivery::{self, StoreArgs, StoreTarget};
+use crate::delivery::{self, RunStores, StoreTarget};
 use crate::display::Display;
 use crate::earlier_run::EarlierRun;
 use crate::exit::{Code, Failure, FailureExt as _};
@@ -62,8 +61,7 @@ pub(crate) struct PreparedRun {
     user: Option<TerminalUser>,
     /// The delivered files of the earlier run, until they are in the sandbox.
     delivered: Option<TempDir>,
-    /// The store to deliver to, and the stored files that are inputs.
-    stored: (StoreArgs, Option<StoreTarget>, Vec<FileId>),
+    stores: RunStores,
 }
 
 /// How a run starts.
@@ -137,7 +135,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .usage()?
         .or_else(|| saved?.schema.clone());
     let mut options = SessionOptions::default().budget(budget(args));
-    let (inputs, stored) = delivery::split_inputs(&args.inputs.input).usage()?;
+    let (inputs, stored_inputs) = delivery::split_inputs(&args.inputs.input).usage()?;
     options.input_files = inputs;
     options.inputs.exclude.clone_from(&args.inputs.exclude);
     options.inputs.include_ignored = args.inputs.no_ignore;
@@ -235,7 +233,11 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         mcp: args.mcp.clone(),
         channel,
         user,
-        target: args.output_dir.as_deref().and_then(StoreTarget::of),
+        stores: RunStores {
+            args: args.store.clone(),
+            target: args.output_dir.as_deref().and_then(StoreTarget::of),
+            inputs: stored_inputs,
+        },
     };
     let start = Start::New(Box::new(options));
     let target = (output_dir, workdir, in_place);
@@ -243,7 +245,6 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .prepare(args, start, task, target, remarks)
         .await?;
     prepared.delivered = delivered;
-    prepared.stored.2 = stored;
     Ok(prepared)
 }
 
@@ -293,7 +294,11 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         mcp: saved.mcp,
         channel,
         user,
-        target,
+        stores: RunStores {
+            args: args.store.clone(),
+            target,
+            inputs: Vec::new(),
+        },
     };
     let start = Start::Resume {
         store: state.runs(),
@@ -320,8 +325,7 @@ struct Definition<'a> {
     mcp: Option<PathBuf>,
     channel: Option<ChannelUser>,
     user: Option<TerminalUser>,
-    /// The store to deliver to.
-    target: Option<StoreTarget>,
+    stores: RunStores,
 }
 
 impl Definition<'_> {
@@ -458,7 +462,7 @@ impl Definition<'_> {
             remarks,
             user: self.user,
             delivered: None,
-            stored: (args.store.clone(), self.target, Vec::new()),
+            stores: self.stores,
         })
     }
 }
@@ -551,19 +555,17 @@ impl PreparedRun {
             user: self.user,
         })
     }
-}
 
-impl PreparedRun {
     /// Opens the store to deliver to, and copies the stored files that are inputs. They are needed until the session is
     /// open.
     async fn open_store(&mut self) -> anyhow::Result<Option<TempDir>> {
-        let (args, target, ids) = &self.stored;
-        if let Some(target) = target {
-            self.task.store = Some(args.open(target).await?);
+        let stores = &self.stores;
+        if let Some(target) = &stores.target {
+            self.task.store = Some(stores.args.open(target).await?);
         }
         match &mut self.start {
-            Start::New(options) if !ids.is_empty() => {
-                let (directory, paths) = args.fetch(ids).await?;
+            Start::New(options) if !stores.inputs.is_empty() => {
+                let (directory, paths) = stores.args.fetch(&stores.inputs).await?;
                 options.input_files.extend(paths);
                 Ok(Some(directory))
             }
