@@ -123,6 +123,8 @@ async fn run_blocks(file: &Path) {
     let server = ScriptedServer::start(script).await.unwrap();
     let url = server.url();
     let [directory, home, bin] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    // Root's state is else the machine's, which others use. Commands run as another user there.
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o711)).unwrap();
     make_programs(bin.path());
     let path = format!(
         "{}:{}",
@@ -154,6 +156,7 @@ async fn run_blocks(file: &Path) {
             .current_dir(directory.path())
             .env("PATH", &path)
             .env("HOME", home.path())
+            .env("XDG_STATE_HOME", home.path().join("state"))
             .env("NO_PROXY", "127.0.0.1")
             .env("INDEX_HOST", "index.example.com")
             .env("MODEL_URL", &url)
