@@ -122,6 +122,8 @@ mod limits;
 mod mechanism;
 #[cfg(confined)]
 mod mode;
+#[cfg(confined)]
+mod notices;
 mod open;
 mod probe;
 mod readiness;

@@ -78,6 +78,10 @@ pub(crate) fn open(
         engine: built.engine,
         #[cfg(confined)]
         connections: cantle_core::sandbox::Connections::default(),
+        #[cfg(confined)]
+        notices: Arc::clone(&settings.notices),
+        #[cfg(confined)]
+        watch_places: Arc::new(tokio::sync::Semaphore::new(crate::notices::MAX_DIRECTORIES)),
         numbers: AtomicU32::new(0),
         state: Mutex::new(SandboxState::new(is_kept)),
     }))

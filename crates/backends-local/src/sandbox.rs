@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
-#[cfg(confined)]
-use cantle_core::sandbox::Connection;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxHandle, SandboxInfo,
     SandboxPath, SpawnRequest, WriteOptions,
 };
+#[cfg(confined)]
+use cantle_core::sandbox::{ChangeNotice, Connection};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
@@ -98,6 +98,17 @@ impl Sandbox for LocalSandbox {
         self.shared.check_open()?;
         let connecting = self.shared.engine.connect(port);
         self.shared.connections.open(connecting).await
+    }
+
+    #[cfg(confined)]
+    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        self.shared.check_open()?;
+        let (shared, directories) = (Arc::clone(&self.shared), directories.to_vec());
+        let watch = move || {
+            let places = &shared.watch_places;
+            shared.notices.watch(&shared.root, places, &directories)
+        };
+        blocking::run(watch).await
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

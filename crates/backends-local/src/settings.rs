@@ -17,6 +17,8 @@ pub(crate) struct LocalSettings {
     pub(crate) mechanisms: Mechanisms,
     #[cfg(confined)]
     pub(crate) defaults: std::sync::Arc<crate::groups::Defaults>,
+    #[cfg(confined)]
+    pub(crate) notices: std::sync::Arc<crate::notices::Notices>,
 }
 
 impl LocalSettings {

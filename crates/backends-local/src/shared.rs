@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 #[cfg(confined)]
 use cantle_core::sandbox::Connections;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, Survival};
+#[cfg(confined)]
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::engine::Engine;
@@ -15,6 +17,8 @@ use crate::environment::Environment;
 use crate::files::Root;
 use crate::handle::HandleToken;
 use crate::limits::BackendLimits;
+#[cfg(confined)]
+use crate::notices::Notices;
 
 /// Time in which all processes of a closed sandbox must have ended.
 const END_DEADLINE: Duration = Duration::from_secs(5);
@@ -30,6 +34,11 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     #[cfg(confined)]
     pub(crate) connections: Connections,
+    #[cfg(confined)]
+    pub(crate) notices: Arc<Notices>,
+    /// A place for each directory that may be watched.
+    #[cfg(confined)]
+    pub(crate) watch_places: Arc<Semaphore>,
     pub(crate) numbers: AtomicU32,
     pub(crate) state: Mutex<SandboxState>,
 }

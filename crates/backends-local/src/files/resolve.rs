@@ -52,6 +52,12 @@ impl Root {
         Ok(())
     }
 
+    /// Opens a directory, to watch it.
+    #[cfg(confined)]
+    pub(crate) fn open_directory(&self, path: &SandboxPath) -> Result<OwnedFd, SandboxError> {
+        self.open(path, PATH_ONLY | OFlags::DIRECTORY, "watch")
+    }
+
     /// Returns a directory's path as commands see it, to start one there.
     pub(crate) fn directory_path(&self, path: &SandboxPath) -> Result<SandboxPath, SandboxError> {
         self.check()?;

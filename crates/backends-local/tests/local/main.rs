@@ -21,6 +21,7 @@ mod groups;
 mod images;
 mod killed;
 mod measured;
+mod notices;
 mod opening;
 mod orders;
 mod output;

@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Backend, ByteRange, ByteStream, Connection, Exit, FileInfo, OutputStream, Process,
-    ProcessStdin, PtySize, Sandbox, SandboxContext, SandboxError, SandboxHandle, SandboxInfo,
-    SandboxPath, Signal, SpawnRequest, WriteOptions,
+    Backend, ByteRange, ByteStream, ChangeNotice, Connection, Exit, FileInfo, OutputStream,
+    Process, ProcessStdin, PtySize, Sandbox, SandboxContext, SandboxError, SandboxHandle,
+    SandboxInfo, SandboxPath, Signal, SpawnRequest, WriteOptions,
 };
 
 macro_rules! forward_to_pointee {
@@ -85,6 +85,13 @@ macro_rules! forward_to_pointee {
 
             async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
                 (**self).connect(port).await
+            }
+
+            async fn watch(
+                &self,
+                directories: &[SandboxPath],
+            ) -> Result<ChangeNotice, SandboxError> {
+                (**self).watch(directories).await
             }
 
             async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

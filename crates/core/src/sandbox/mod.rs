@@ -12,6 +12,7 @@
 //! and removes what it can.
 
 mod boundary;
+mod change;
 mod connection;
 mod decoder;
 mod error;
@@ -42,6 +43,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 
+pub use self::change::ChangeNotice;
 pub use self::connection::{Connection, Connections, MAX_CONNECTIONS};
 pub use self::decoder::Utf8Decoder;
 pub use self::error::{SandboxError, SandboxErrorKind};
@@ -252,6 +254,19 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
         let backend = &self.info().backend;
         let message = format!("the {backend} backend can't connect to port {port} of a sandbox");
+        Err(SandboxError::unsupported(message))
+    }
+
+    /// Watches directories, not recursively, until an entry of one of them is created, removed, renamed, written or
+    /// changed otherwise. Directories that do not exist are skipped: list them after this call to find out. A change
+    /// elsewhere may give the notice, too.
+    ///
+    /// # Errors
+    /// [`SandboxErrorKind::Unsupported`] if the backend can't, [`SandboxErrorKind::Unavailable`] if too many
+    /// directories are watched, [`SandboxErrorKind::OutsideSandbox`] for a directory that only commands see.
+    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        let _ = directories;
+        let message = format!("the {} backend watches no directories", self.info().backend);
         Err(SandboxError::unsupported(message))
     }
 

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 
-use crate::support::{Sandbox, TestResponse, eventually, serve, serve_with};
+use crate::support::{Sandbox, TestResponse, serve, serve_with};
 
 async fn names(sandbox: &Sandbox<'_>, path: &str) -> Vec<String> {
     let answer = sandbox
@@ -334,64 +334,6 @@ async fn directories_are_created_moved_and_removed() {
         call("MakeDir", json!({ "path": "/usr/x" })).await,
         error(403, "permission_denied")
     );
-    server.stop().await;
-}
-
-async fn watch(sandbox: &Sandbox<'_>) -> Value {
-    let create = json!({ "path": "" });
-    let answer = sandbox.call("filesystem.Filesystem/CreateWatcher", create);
-    let created = answer.await.json();
-    json!({ "watcherId": created["watcherId"] })
-}
-
-/// Returns the events since the latest call.
-async fn events(sandbox: &Sandbox<'_>, watcher: &Value) -> Vec<Value> {
-    let call = "filesystem.Filesystem/GetWatcherEvents";
-    let answer = sandbox.call(call, watcher.clone()).await.json();
-    answer["events"].as_array().cloned().unwrap_or_default()
-}
-
-#[tokio::test]
-async fn changes_are_reported_by_each_watcher() {
-    let server = serve().await;
-    let sandbox = server.create_default().await;
-    let (one, other) = (watch(&sandbox).await, watch(&sandbox).await);
-    sandbox
-        .run("for n in $(seq 500); do echo x > f$n; done")
-        .await;
-    for watcher in [&one, &other] {
-        let events = events(&sandbox, watcher).await;
-        let created = events
-            .iter()
-            .filter(|event| event["type"] == "EVENT_TYPE_CREATE");
-        assert_eq!(created.count(), 500);
-    }
-    sandbox.run("rm f*").await;
-    assert_eq!(events(&sandbox, &one).await.len(), 500);
-    let removed = sandbox
-        .call("filesystem.Filesystem/RemoveWatcher", one.clone())
-        .await;
-    assert_eq!(removed.status, StatusCode::OK);
-    let gone = sandbox
-        .call("filesystem.Filesystem/GetWatcherEvents", one)
-        .await;
-    assert_eq!(gone.json()["code"], "not_found");
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn changes_between_two_fetches_are_reported() {
-    let server = serve().await;
-    let sandbox = server.create_default().await;
-    let watcher = watch(&sandbox).await;
-    // Repeated, because a busy machine may look too late.
-    eventually("a short-lived file is seen", async || {
-        sandbox.run("touch short; sleep 0.5; rm short").await;
-        let events = events(&sandbox, &watcher).await;
-        let kinds: Vec<&Value> = events.iter().map(|event| &event["type"]).collect();
-        kinds == ["EVENT_TYPE_CREATE", "EVENT_TYPE_REMOVE"]
-    })
-    .await;
     server.stop().await;
 }
 

@@ -21,3 +21,4 @@ mod processes;
 mod sdk;
 mod support;
 mod tools;
+mod watching;

@@ -55,6 +55,15 @@ impl Listing {
             .sort_unstable_by(|one, other| one.relative_path.cmp(&other.relative_path));
     }
 
+    /// Returns the paths of the directories below the start.
+    pub(crate) fn directories(&self) -> impl Iterator<Item = &[u8]> {
+        let directories = self
+            .entries
+            .iter()
+            .filter(|entry| entry.kind == FileKind::Directory);
+        directories.map(|entry| &*entry.relative_path)
+    }
+
     /// Returns the memory of the entries.
     pub(crate) fn size_bytes(&self) -> usize {
         self.entries.iter().map(ListedEntry::size_bytes).sum()

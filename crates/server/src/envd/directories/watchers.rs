@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cantle_core::sandbox::SandboxPath;
+use cantle_core::sandbox::{ChangeNotice, SandboxPath};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -21,6 +21,11 @@ pub(crate) struct WatchedDirectory {
     pub(crate) depth: u32,
     pub(crate) include_entry: bool,
     pub(crate) latest: Arc<Listing>,
+    /// Given by the backend if something changes after the latest listing.
+    pub(crate) notice: Option<ChangeNotice>,
+    /// Whether the backend can give notices of changes in this directory.
+    pub(crate) has_notices: bool,
+    pub(crate) listed_at: Instant,
     pub(crate) listing_time: Duration,
     pub(crate) last_change: Instant,
     /// Serialized events.

@@ -1,4 +1,5 @@
-//! Watching a directory, by listing it in intervals.
+//! Watching a directory, by listing it: after a notice of the backend that something has changed, or in intervals
+//! if it gives none.
 //!
 //! `WatchDir` sends events as they are found. For `CreateWatcher`, a task collects them until the client
 //! fetches them.
@@ -24,6 +25,8 @@ use crate::envd::rpc::{
     self, CallTimes, Empty, LargeMessage, StreamItem, StreamItems, envelope, json as protobuf,
 };
 use crate::random;
+
+use super::watched::{INTERVAL, QUIET_INTERVAL};
 
 /// Depth for recursive watching.
 const MAX_DEPTH: u32 = 1 << 16;
@@ -102,23 +105,32 @@ pub(super) async fn create(
 
 /// Collects the events of a watcher until it is removed or the sandbox ends.
 async fn collect(live: Weak<RunningSandbox>, watcher: Weak<BufferedWatcher>) {
-    let mut interval = Duration::ZERO;
     loop {
-        sleep(interval).await;
-        let (Some(live), Some(watcher)) = (live.upgrade(), watcher.upgrade()) else {
-            return;
-        };
-        let collected = async {
-            let mut watched = watcher.watched.lock().await;
-            if watcher.unattended() < ATTENDED {
-                // The next fetch reports a failure, if it persists.
-                let _ = watched.poll(&live).await;
+        let next = {
+            let (Some(live), Some(watcher)) = (live.upgrade(), watcher.upgrade()) else {
+                return;
+            };
+            let collected = async {
+                let is_attended = watcher.unattended() < ATTENDED;
+                let mut watched = watcher.watched.lock().await;
+                if is_attended {
+                    // The next fetch reports a failure, if it persists.
+                    let _ = watched.poll(&live).await;
+                }
+                is_attended.then(|| watched.next_listing(&live))
+            };
+            tokio::select! {
+                next = collected => next,
+                () = live.ended.cancelled() => return,
             }
-            watched.interval(&live)
         };
-        tokio::select! {
-            next = collected => interval = next,
-            () = live.ended.cancelled() => return,
+        match next {
+            Some(next) => {
+                // Even if there is no place for further events.
+                sleep(INTERVAL).await;
+                next.wait().await;
+            }
+            None => sleep(QUIET_INTERVAL).await,
         }
     }
 }
@@ -132,7 +144,8 @@ pub(super) async fn events(
     watcher.touch();
     let (events, charge) = {
         let mut watched = watcher.watched.lock().await;
-        watched.poll(live).await?;
+        // Not by a notice, which may come after this call.
+        watched.refresh(live).await?;
         watched.take_unsent()
     };
     let size_bytes = events.iter().map(|event| event.get().len()).sum();
@@ -227,8 +240,12 @@ impl WatchStream {
                 return Ok(envelope::encode(&json!({ "keepalive": {} })));
             }
             let live = &self.slot.0;
-            let next = now + self.watched.interval(live);
-            sleep_until(self.deadline.map_or(next, |deadline| deadline.min(next))).await;
+            let silent_until = self.last_message + self.keepalive;
+            let silent_until = self.deadline.unwrap_or(silent_until).min(silent_until);
+            tokio::select! {
+                () = self.watched.next_listing(live).wait() => {}
+                () = sleep_until(silent_until) => continue,
+            }
             let polled = self.watched.poll(live).await;
             polled.inspect_err(|error| {
                 if error.is_gone {

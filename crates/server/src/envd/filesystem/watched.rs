@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_core::sandbox::SandboxPath;
+use cantle_core::sandbox::{ChangeNotice, SandboxPath};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::entry::{self, EntryInfo};
 use crate::accounts::MemoryCharge;
@@ -18,11 +19,11 @@ use crate::envd::directories::watchers::WatchedDirectory;
 use crate::envd::error::{EnvdError, Result, RpcCode};
 use crate::tasks;
 
-/// Interval between two listings. It is longer if listings take long or the sandbox has many watchers: all
+/// Minimum interval between two listings. It is longer if listings take long or the sandbox has many watchers: all
 /// of them together list for a tenth of the time.
-const INTERVAL: Duration = Duration::from_millis(200);
-/// Interval when nothing has changed for a while.
-const QUIET_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const INTERVAL: Duration = Duration::from_millis(200);
+/// Interval when nothing has changed for a while and the backend gives no notice of changes.
+pub(super) const QUIET_INTERVAL: Duration = Duration::from_secs(1);
 const QUIET_AFTER: Duration = Duration::from_secs(10);
 const INTERVAL_PER_LISTING_TIME: u32 = 10;
 /// Unsent changes with which no listing is made: further changes are found later, and combined.
@@ -63,6 +64,9 @@ impl WatchedDirectory {
                 entries: Vec::new(),
                 charge: live.account.charge(),
             }),
+            notice: None,
+            has_notices: true,
+            listed_at: Instant::now(),
             listing_time: Duration::ZERO,
             last_change: Instant::now(),
             unsent: VecDeque::new(),
@@ -78,6 +82,7 @@ impl WatchedDirectory {
         let started = Instant::now();
         let sandbox = live.acquire()?;
         let listed = listing::list(&sandbox, &self.path, StartLink::Follow, self.depth).await;
+        self.listed_at = Instant::now();
         self.listing_time = started.elapsed();
         let mut listed = listed?;
         let sorted = tasks::compute(listed.size_bytes(), move || {
@@ -90,14 +95,49 @@ impl WatchedDirectory {
         Ok(sorted.await?)
     }
 
+    /// Returns a notice of changes from now on, if the backend gives one.
+    async fn watch(&mut self, live: &RunningSandbox) -> Option<ChangeNotice> {
+        match self.notice.take() {
+            Some(notice) if !notice.changed().is_cancelled() => return Some(notice),
+            _ if !self.has_notices => return None,
+            _ => {}
+        }
+        let (latest, start) = (Arc::clone(&self.latest), self.path.clone());
+        let is_recursive = self.depth > 1;
+        let directories = tasks::compute(self.latest.size_bytes(), move || {
+            let below = latest.directories().filter(|_| is_recursive);
+            let below = below.map(|path| start.join(path));
+            std::iter::once(Ok(start.clone()))
+                .chain(below)
+                .collect::<std::result::Result<Vec<_>, _>>()
+        });
+        let directories = directories.await.ok()?.ok()?;
+        let watched = live.acquire().ok()?.watch(&directories).await;
+        self.has_notices = watched.is_ok();
+        watched.ok()
+    }
+
+    /// Finds the changes since the latest listing, unless a notice says that there are none.
+    ///
+    /// # Errors
+    /// As for [`refresh`](Self::refresh).
+    pub(super) async fn poll(&mut self, live: &Arc<RunningSandbox>) -> Result<()> {
+        match &self.notice {
+            Some(notice) if !notice.changed().is_cancelled() => Ok(()),
+            _ => self.refresh(live).await,
+        }
+    }
+
     /// Makes a listing and adds the changes since the latest one to the unsent ones.
     ///
     /// # Errors
     /// If the listing fails, or the memory is used up. A later call finds the changes.
-    pub(super) async fn poll(&mut self, live: &Arc<RunningSandbox>) -> Result<()> {
+    pub(super) async fn refresh(&mut self, live: &Arc<RunningSandbox>) -> Result<()> {
         if self.unsent.len() >= MAX_UNSENT {
             return Ok(());
         }
+        // Before the listing, so that no change between the two is missed.
+        let notice = self.watch(live).await;
         let listing = self.list(live).await?;
         let mut charge = live.account.charge();
         let size_bytes = listing.size_bytes() + self.latest.size_bytes();
@@ -128,10 +168,13 @@ impl WatchedDirectory {
                 charge.grow(event_bytes(&event))?;
                 events.push(event);
             }
-            Ok::<_, EnvdError>((listing, events, charge))
+            let is_watched = before.directories().eq(listing.directories());
+            Ok::<_, EnvdError>((listing, events, charge, is_watched))
         });
-        let (listing, events, charge) = compared.await??;
+        let (listing, events, charge, is_watched) = compared.await??;
         self.latest = Arc::new(listing);
+        // Otherwise the next listing is made without a notice, after the new directories are watched.
+        self.notice = notice.filter(|_| is_watched);
         if !events.is_empty() {
             self.last_change = Instant::now();
         }
@@ -153,16 +196,32 @@ impl WatchedDirectory {
         (std::mem::take(&mut self.unsent), charge)
     }
 
-    /// Returns the time until the next listing.
-    pub(super) fn interval(&self, live: &RunningSandbox) -> Duration {
+    /// Returns when the next listing is due.
+    pub(super) fn next_listing(&self, live: &RunningSandbox) -> NextListing {
         let watchers = u32::try_from(live.watchers.table().len()).unwrap_or(u32::MAX);
         let listing_time = self.listing_time.saturating_mul(INTERVAL_PER_LISTING_TIME);
-        let interval = if self.last_change.elapsed() < QUIET_AFTER {
-            INTERVAL
-        } else {
-            QUIET_INTERVAL
-        };
-        interval.max(listing_time.saturating_mul(watchers.max(1)))
+        let is_quiet = self.notice.is_none() && self.last_change.elapsed() >= QUIET_AFTER;
+        let interval = if is_quiet { QUIET_INTERVAL } else { INTERVAL };
+        let interval = interval.max(listing_time.saturating_mul(watchers.max(1)));
+        NextListing {
+            earliest: self.listed_at + interval,
+            changed: self.notice.as_ref().map(|it| it.changed().clone()),
+        }
+    }
+}
+
+/// When the next listing of a directory is due: at a time, and if there is a notice, not before that is given.
+pub(super) struct NextListing {
+    earliest: Instant,
+    changed: Option<CancellationToken>,
+}
+
+impl NextListing {
+    pub(super) async fn wait(self) {
+        sleep_until(self.earliest).await;
+        if let Some(changed) = self.changed {
+            changed.cancelled().await;
+        }
     }
 }
 
