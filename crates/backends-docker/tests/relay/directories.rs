@@ -5,10 +5,14 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use cantle_backends_docker::relay::{Relay, RelayOptions};
-use cantle_core::sandbox::{ExitStatus, SandboxErrorKind, SandboxPath, SpawnRequest};
+use cantle_core::sandbox::{
+    ExitStatus, MAX_LIST_ENTRIES, Sandbox as _, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SpawnRequest,
+};
+use cantle_testkit::lane;
 use tempfile::TempDir;
 
-use crate::support::{is_root, soon, start};
+use crate::support::{RelayBackend, is_root, soon, start};
 
 const NOBODY: u32 = 65_534;
 
@@ -86,4 +90,22 @@ async fn temporary_directory_is_optional_unlike_the_working_directory() {
     assert_eq!(refused.kind(), SandboxErrorKind::Unavailable);
     assert!(refused.to_string().contains("os error 2"), "{refused}");
     soon(child.wait()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_are_bounded() {
+    if !lane::is_full() {
+        return;
+    }
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let line = format!("mkdir many && cd many && seq 0 {MAX_LIST_ENTRIES} | xargs touch");
+    let output = soon(sandbox.run(SpawnRequest::shell(line))).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::Code(0));
+    let many = SandboxPath::new("many").unwrap();
+    let refused = soon(sandbox.list(&many)).await.unwrap_err();
+    assert_eq!(refused.kind(), SandboxErrorKind::Unsupported, "{refused}");
+    sandbox.run(SpawnRequest::shell("rm many/0")).await.unwrap();
+    let listed = soon(sandbox.list(&many)).await.unwrap();
+    assert_eq!(listed.len(), MAX_LIST_ENTRIES);
+    sandbox.close().await.unwrap();
 }

@@ -118,7 +118,7 @@ async fn commands_of_another_user_have_the_system_call_filter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_can_neither_stop_nor_signal_file_operations() {
+async fn commands_can_neither_stop_nor_inspect_file_operations() {
     // A user of its own, because the attack must not reach the files of other tests.
     const USER: u32 = 54_321;
     if !is_root() {
@@ -129,7 +129,9 @@ async fn commands_can_neither_stop_nor_signal_file_operations() {
         "while :; do for status in /proc/[0-9]*/status; do \
          if grep -q '^Name:.cantle-files' $status && grep -q '^Uid:.*{USER}' $status; then \
          pid=${{status#/proc/}}; pid=${{pid%/status}}; \
-         for signal in STOP KILL; do kill -$signal $pid && echo $signal; done; echo tried; exit; \
+         for signal in STOP KILL; do kill -$signal $pid && echo $signal; done; \
+         for file in auxv environ maps mem; do head -c 1 /proc/$pid/$file >file && echo $file; done; \
+         ls /proc/$pid/fd && echo fd; echo tried; exit; \
          fi; done; done 2>/dev/null"
     );
     let mut attack = sandbox.spawn(SpawnRequest::shell(script)).await.unwrap();

@@ -7,6 +7,7 @@
 
 mod code_exec;
 mod finish;
+mod gated;
 mod session;
 mod user_input;
 mod view_image;

@@ -1,6 +1,8 @@
 //! Looking at pictures in a sandbox.
 
 use std::io::Cursor;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, MediaKind, Part};
@@ -9,9 +11,12 @@ use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolErrorKind, ToolOutput};
 use cantle_tools::view_image;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use image::{ImageFormat, RgbImage};
 use serde_json::json;
 
+use crate::gated::GatedSandbox;
 use crate::session::{Session, call, provider};
 
 fn picture(width: u32, height: u32, format: ImageFormat) -> Vec<u8> {
@@ -149,4 +154,33 @@ async fn a_sandbox_is_required() {
     let tool = view_image(ImageLimits::default());
     let error = call(&tool, json!({"path": "a.png"}), cx).await.unwrap_err();
     assert_eq!(error.kind(), ToolErrorKind::Failed);
+}
+
+#[tokio::test]
+async fn waiting_calls_have_read_no_image() {
+    const CALLS: usize = 80;
+    let session = Session::open(provider()).await;
+    write(&session, "a.png", picture(40, 30, ImageFormat::Png)).await;
+    let sandbox = Arc::new(GatedSandbox::new(session.sandbox()));
+    let mut cx = session.context();
+    cx.sandbox = Some(sandbox.clone());
+    let tool = view_image(ImageLimits::default());
+    let mut calls = FuturesUnordered::new();
+    for _ in 0..CALLS {
+        calls.push(call(&tool, json!({"path": "a.png"}), cx.clone()));
+    }
+    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+    for done in 0..CALLS {
+        // Every call is polled before one can end, because no read is allowed.
+        assert!(calls.next().now_or_never().is_none());
+        let reads = sandbox.reads.load(Ordering::Relaxed);
+        assert!(
+            (1..=done + parallelism).contains(&reads),
+            "{reads} after {done}"
+        );
+        sandbox.allowed.add_permits(1);
+        let output = calls.next().await.unwrap().unwrap();
+        assert!(output.success);
+    }
+    session.close().await;
 }
