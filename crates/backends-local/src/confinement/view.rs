@@ -19,6 +19,8 @@ use crate::storage::Storage;
 
 /// An empty file of the view, which covers hidden files.
 const EMPTY: &str = "/.empty";
+/// A file of the view with the sandbox's own boot id, which covers the host's.
+const OWN_BOOT_ID: &str = "/.boot_id";
 
 /// Default path of the working directory.
 const WORKSPACE: &str = "/workspace";
@@ -33,8 +35,9 @@ const MASKED: &[&str] = &[
     "/proc/cmdline",
     "/proc/config.gz",
     "/proc/interrupts",
-    "/proc/sys/kernel/random/boot_id",
+    BOOT_ID,
 ];
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Neither set-user-id programs nor devices.
 const RESTRICTED: u64 = ms::NO_SUID | ms::NO_DEVICES;
@@ -204,6 +207,12 @@ pub(super) fn build(
         }
     }
     view.steps.pivot_root(&root)
+}
+
+/// Returns a random boot id, so that programs see a machine that has started with the sandbox. It is empty if the kernel
+/// makes none.
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default()
 }
 
 /// Whether a path is below one of these roots.
@@ -432,6 +441,7 @@ impl ViewBuilder<'_> {
             ("/etc/group", format!("root:x:0:\nuser:x:{gid}:\n")),
             ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n".into()),
             ("/etc/resolv.conf", String::new()),
+            (OWN_BOOT_ID, boot_id()),
         ];
         for (path, content) in files {
             let path = Path::new(path);
@@ -452,8 +462,12 @@ impl ViewBuilder<'_> {
         self.steps.mount(c"proc", &proc, flags, c"")?;
         for path in MASKED.iter().map(Path::new) {
             if path.exists() {
-                let host_path = self.host_path(path);
-                self.steps.bind(Path::new("/dev/null"), &host_path)?;
+                let own = Path::new(OWN_BOOT_ID);
+                let cover = match path == Path::new(BOOT_ID) && !self.is_shown(own) {
+                    true => self.host_path(own),
+                    false => "/dev/null".into(),
+                };
+                self.steps.bind(&cover, &self.host_path(path))?;
             }
         }
         for device in DEVICES {

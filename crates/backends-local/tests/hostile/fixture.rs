@@ -129,6 +129,7 @@ impl Fixture {
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         let port = |address: std::io::Result<std::net::SocketAddr>| address.unwrap().port();
         let set_uid = std::env::var(crate::SET_UID).unwrap_or_default();
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         vec![
             ("TOKEN", self.token.clone()),
             ("OUTSIDE", self.outside().to_string_lossy().into_owned()),
@@ -137,6 +138,7 @@ impl Fixture {
             ("VICTIM", self.victim.id().to_string()),
             ("VICTIM_MARK", self.victim_mark.clone()),
             ("SET_UID", set_uid),
+            ("BOOT_ID", boot_id.unwrap_or_default().trim().to_owned()),
         ]
     }
 

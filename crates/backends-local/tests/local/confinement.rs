@@ -58,6 +58,23 @@ async fn commands_and_file_api_share_paths() {
 }
 
 #[tokio::test]
+async fn each_sandbox_has_a_boot_id_of_its_own() {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let mut ids = vec![std::fs::read_to_string(path).unwrap()];
+    for _ in 0..2 {
+        let sandbox = open_under(Policy::workspace()).await;
+        let id = stdout(&*sandbox, &format!("cat {path}")).await;
+        assert_eq!(stdout(&*sandbox, &format!("cat {path}")).await, id);
+        assert_eq!(id.len(), ids[0].len(), "{id}");
+        assert!(!ids.contains(&id), "{id}");
+        let refused = run(&*sandbox, &format!("echo x > {path}")).await;
+        assert_ne!(refused.exit.status, ExitStatus::Code(0), "{refused:?}");
+        ids.push(id);
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn every_preset_opens_strictly_and_runs_commands() {
     for preset in Preset::ALL {
         let sandbox = open_under(preset.policy()).await;

@@ -219,7 +219,7 @@ fn about_the_host() -> Vec<Case> {
     vec![
         reads(
             "read the host's boot id",
-            "grep -q . /proc/sys/kernel/random/boot_id && echo GOT",
+            r#"grep -q "$BOOT_ID" /proc/sys/kernel/random/boot_id && echo GOT"#,
         ),
         reads(
             "read the kernel's command line",
