@@ -1,5 +1,7 @@
 //! A sandbox of the local backend.
 
+#[cfg(confined)]
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -109,6 +111,17 @@ impl Sandbox for LocalSandbox {
             shared.notices.watch(&shared.root, places, &directories)
         };
         blocking::run(watch).await
+    }
+
+    #[cfg(confined)]
+    async fn attributes(
+        &self,
+        paths: &[SandboxPath],
+        prefix: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        let (paths, prefix) = (paths.to_vec(), prefix.to_owned());
+        self.with_files(move |root| Ok(root.attributes(&paths, &prefix)))
+            .await
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

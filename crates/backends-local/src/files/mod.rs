@@ -5,6 +5,8 @@
 //! (see `resolve`), so that no symbolic link leads out, whatever is renamed concurrently. Everything here
 //! blocks, except [`Root::write`], whose bytes come from a stream.
 
+#[cfg(confined)]
+mod attributes;
 mod beneath;
 #[cfg(confined)]
 mod image;

@@ -1,5 +1,6 @@
 //! Reading and writing files, and refusals.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -349,6 +350,43 @@ async fn swapping_directory_and_symlink_never_escapes() {
     swapper.join().unwrap();
     assert!(inside > 0);
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+    sandbox.close().await.unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn attributes_are_read_and_bounded() {
+    let sandbox = open().await;
+    let outside = tempfile::NamedTempFile::new().unwrap();
+    let none = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(outside.path(), "user.mine.secret", b"x", none).is_err() {
+        return cantle_testkit::lane::skip("the file system has no attributes");
+    }
+    let script = "import os
+os.mkdir('d'); os.mkfifo('pipe'); os.symlink('d', 'link'); os.symlink('OUTSIDE', 'out')
+for name in 'all', 'large': open(name, 'w')
+for name, value in {'mine.a': b'1', 'mine.': b'', 'mine.raw': b'\\xff', 'other': b'2'}.items():
+    os.setxattr('all', 'user.' + name, value)
+os.setxattr('d', 'user.mine.of', b'a directory')
+for n in range(4): os.setxattr('large', f'user.mine.{n}', b'x' * 900)"
+        .replace("OUTSIDE", &outside.path().to_string_lossy());
+    stdout(&*sandbox, &format!("python3 -c \"{script}\"")).await;
+    let names = ["all", "d", "pipe", "link", "out", "gone", "/etc/passwd"];
+    let found = sandbox.attributes(&names.map(path), "user.mine.").await;
+    let texts = |entries: &[(&str, &str)]| -> BTreeMap<String, String> {
+        let owned = entries
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()));
+        owned.collect()
+    };
+    let mut expected = vec![
+        texts(&[("a", "1"), ("", "")]),
+        texts(&[("of", "a directory")]),
+    ];
+    expected.resize(names.len(), BTreeMap::new());
+    assert_eq!(found.unwrap(), expected);
+    let found = sandbox.attributes(&[path("large")], "user.").await.unwrap();
+    assert_eq!(found[0].len(), 4);
     sandbox.close().await.unwrap();
 }
 

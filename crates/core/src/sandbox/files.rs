@@ -108,6 +108,9 @@ impl Default for WriteOptions {
 /// untrusted, and its listing is in memory.
 pub const MAX_LIST_ENTRIES: usize = 200_000;
 
+/// Maximum size of the attributes of one path that [`Sandbox::attributes`](super::Sandbox::attributes) returns.
+pub const MAX_ATTRIBUTES_BYTES: usize = 4096;
+
 impl SandboxError {
     /// Creates the error for a directory that has more than [`MAX_LIST_ENTRIES`] entries.
     pub fn too_many_entries(path: &SandboxPath) -> Self {

@@ -1,5 +1,6 @@
 //! The sandbox traits for smart pointers, so that generic code can take `impl Backend`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -92,6 +93,14 @@ macro_rules! forward_to_pointee {
                 directories: &[SandboxPath],
             ) -> Result<ChangeNotice, SandboxError> {
                 (**self).watch(directories).await
+            }
+
+            async fn attributes(
+                &self,
+                paths: &[SandboxPath],
+                prefix: &str,
+            ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+                (**self).attributes(paths, prefix).await
             }
 
             async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

@@ -35,6 +35,7 @@ mod staging;
 mod transfer;
 mod walk;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,7 +50,9 @@ pub use self::decoder::Utf8Decoder;
 pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
 pub use self::ext::SandboxExt;
-pub use self::files::{ByteRange, FileInfo, FileKind, MAX_LIST_ENTRIES, WriteOptions};
+pub use self::files::{
+    ByteRange, FileInfo, FileKind, MAX_ATTRIBUTES_BYTES, MAX_LIST_ENTRIES, WriteOptions,
+};
 pub use self::host::HostTree;
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
 pub use self::matching::MatchedFiles;
@@ -267,6 +270,22 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
         let _ = directories;
         let message = format!("the {} backend watches no directories", self.info().backend);
+        Err(SandboxError::unsupported(message))
+    }
+
+    /// Reads extended attributes of files and directories (`getxattr(2)`), for each path by name: those whose names begin
+    /// with `prefix`, such as `user.`, without it. Links are not followed. Attributes that are not UTF-8 are left out,
+    /// those beyond [`MAX_ATTRIBUTES_BYTES`], and those of paths that can't be read.
+    ///
+    /// # Errors
+    /// [`SandboxErrorKind::Unsupported`] if the backend can't read attributes.
+    async fn attributes(
+        &self,
+        paths: &[SandboxPath],
+        prefix: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        let _ = (paths, prefix);
+        let message = format!("the {} backend reads no attributes", self.info().backend);
         Err(SandboxError::unsupported(message))
     }
 
