@@ -30,6 +30,27 @@ const SUITE: (&[&str], &str) = (
     ],
     include_str!("../../peers/e2b-suite.txt"),
 );
+/// The same for the JavaScript SDKs, from their manifests. The tests of the code interpreter use the released SDK.
+const JAVASCRIPT_SUITE: [&str; 18] = [
+    "@bufbuild/protobuf@2.17.0",
+    "@connectrpc/connect@2.2.0",
+    "@connectrpc/connect-web@2.2.0",
+    "@vitest/browser-playwright@4.1.12",
+    "chalk@5.6.2",
+    "compare-versions@6.1.1",
+    "dockerfile-ast@0.7.1",
+    "dotenv@16.6.1",
+    "e2b@2.45.0",
+    "error-stack-parser-es@2.0.1",
+    "glob@13.0.7",
+    "msw@2.15.0",
+    "openapi-fetch@0.14.1",
+    "platform@1.3.6",
+    "playwright@1.65.1",
+    "tar@7.5.23",
+    "undici@7.30.2",
+    "vitest@4.1.12",
+];
 const JAVASCRIPT: [&str; 2] = ["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
@@ -49,23 +70,29 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
             false => &["e2b"],
         };
         let environment = python.environment(workshop, &peer, packages, pins)?;
-        environments.push((version, environment));
+        environments.push((format!("python-{version}"), environment.file("venv")));
     }
     let has_checkout = CHECKOUTS.iter().any(|it| std::env::var_os(it).is_some());
     if lane == Lane::Full && has_checkout {
         let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
-        environments.push(("suite", environment));
+        environments.push(("python-suite".to_owned(), environment.file("venv")));
+        let recipe = JAVASCRIPT_SUITE.join(" ");
+        let directory = workshop.cached("e2b-js-suite", &recipe, |directory| {
+            let mut install = npm_install(directory);
+            workshop.step("e2b-js-suite", install.args(JAVASCRIPT_SUITE))
+        })?;
+        environments.push(("js-suite".to_owned(), directory));
     }
     let directory = workshop.cached("e2b", &JAVASCRIPT.join(" "), |directory| {
         let js = directory.join("js");
         std::fs::create_dir(&js)?;
         workshop.step("e2b", npm_install(&js).args(JAVASCRIPT))
     })?;
-    for (version, environment) in environments {
-        let place = directory.join(format!("python-{version}"));
+    for (name, environment) in environments {
+        let place = directory.join(name);
         let is_there = place.symlink_metadata().is_ok();
         if !is_there {
-            symlink(environment.file("venv"), &place)
+            symlink(environment, &place)
                 .with_context(|| format!("failed to link {}", place.display()))?;
         }
     }

@@ -127,8 +127,8 @@ impl Control {
             .route("/sandboxes/{id}/logs", get(sandboxes::logs))
             .route("/v2/sandboxes/{id}/logs", get(sandboxes::logs))
             .route("/sandboxes/{id}/network", put(sandboxes::update_network))
-            .route("/sandboxes/{id}/fork", any(unsupported))
-            .route("/sandboxes/{id}/snapshots", any(unsupported))
+            .route("/sandboxes/{id}/fork", any(unsupported_of))
+            .route("/sandboxes/{id}/snapshots", any(unsupported_of))
             .route("/snapshots", any(unsupported))
             .route("/templates", any(unsupported))
             .route("/templates/aliases/{alias}", get(template_alias))
@@ -207,6 +207,11 @@ async fn unsupported() -> ApiError {
     ApiError::unsupported(
         "this server does not support templates, snapshots, forks, volumes or secrets",
     )
+}
+
+/// Refuses a request about a sandbox, which exists.
+async fn unsupported_of(_: Addressed) -> ApiError {
+    unsupported().await
 }
 
 async fn unknown() -> ApiError {

@@ -1,15 +1,19 @@
-//! Metadata of uploaded files (`X-Metadata-NAME: value`), stored in memory.
+//! Metadata of files: of uploaded ones (`X-Metadata-NAME: value`), stored in memory, and what commands have stored with
+//! a file as extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cantle_core::sandbox::SandboxPath;
+use cantle_core::sandbox::{MAX_ATTRIBUTES_BYTES, SandboxErrorKind, SandboxPath};
 use http::HeaderMap;
 
+use super::access::SandboxUse;
 use super::error::{EnvdError, Result};
 use crate::accounts::{MemoryCharge, MemoryExhausted};
 
 const PREFIX: &str = "x-metadata-";
+/// Of the names of extended attributes.
+const ATTRIBUTE_PREFIX: &str = "user.e2b.";
 /// Maximum size of one file's names and values.
 const MAX_BYTES: usize = 4096;
 /// Maximum number of files with metadata in one sandbox.
@@ -90,6 +94,25 @@ pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, Strin
         )));
     }
     Ok(values)
+}
+
+/// Reads the metadata that commands have stored with each of the files, if the backend can. `charge` grows by its size.
+pub(crate) async fn of_commands(
+    sandbox: &SandboxUse,
+    paths: &[SandboxPath],
+    charge: &mut MemoryCharge,
+) -> Result<Vec<BTreeMap<String, String>>> {
+    let max_bytes = paths.len() * MAX_ATTRIBUTES_BYTES;
+    charge.grow(max_bytes)?;
+    let stored = match sandbox.attributes(paths, ATTRIBUTE_PREFIX).await {
+        Ok(stored) => stored,
+        Err(error) if error.kind() == SandboxErrorKind::Unsupported => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let values = stored.iter().flatten();
+    let bytes = values.map(|(name, value)| name.len() + value.len()).sum();
+    charge.shrink(max_bytes.saturating_sub(bytes));
+    Ok(stored)
 }
 
 impl Metadata {

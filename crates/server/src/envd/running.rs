@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::access::{SandboxAccount, SandboxUse};
 use super::commands::Commands;
 use super::contexts::Contexts;
+use super::directories::uploads::Uploads;
 use super::directories::watchers::Watchers;
 use super::metadata::Metadata;
 use crate::accounts::Accounts;
@@ -33,6 +34,7 @@ pub(crate) struct RunningSandbox {
     pub(crate) home: SandboxPath,
     pub(crate) commands: Commands,
     pub(crate) watchers: Watchers,
+    pub(crate) uploads: Uploads,
     /// Metadata of uploaded files.
     pub(crate) metadata: Metadata,
     /// Tasks that end with the sandbox.
@@ -71,6 +73,7 @@ impl RunningSandbox {
             home,
             commands: Commands::new(limits.commands, limits.idle),
             watchers: Watchers::new(limits.watchers),
+            uploads: Uploads::default(),
             metadata: Metadata::new(account.charge()),
             tasks: Tasks::default(),
             account,

@@ -180,11 +180,21 @@ async fn unsupported_requests_are_refused() {
             "{body}: {code} {message}"
         );
     }
-    for (path, status) in [("/v3/templates", 501), ("/snapshots", 501), ("/x", 404)] {
+    let fork = "/sandboxes/none/fork";
+    for (path, status) in [
+        ("/v3/templates", 501),
+        ("/snapshots", 501),
+        ("/x", 404),
+        (fork, 404),
+    ] {
         let answer = server.control(Method::POST, path, Some(json!({}))).await;
         assert_eq!(answer.json()["code"], status, "{path}");
     }
     assert_eq!(server.sandbox_directories(), 0);
+    let sandbox = server.create_default().await;
+    let fork = format!("/sandboxes/{}/fork", sandbox.id);
+    let answer = server.control(Method::POST, &fork, Some(json!({}))).await;
+    assert_eq!(answer.json()["code"], 501);
     server.stop().await;
 }
 

@@ -276,6 +276,30 @@ async fn entries_are_described() {
 }
 
 #[tokio::test]
+async fn metadata_of_commands_is_described() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    let line = "import os; open('f', 'w'); os.setxattr('f', 'user.e2b.author', b'me')";
+    let (_, end) = sandbox.run(&format!("python3 -c \"{line}\"")).await;
+    if end["exited"] != json!(true) || !end["error"].is_null() {
+        return cantle_testkit::lane::skip("the file system has no attributes");
+    }
+    let stat = sandbox.call("filesystem.Filesystem/Stat", json!({ "path": "f" }));
+    let stat = stat.await.json();
+    assert_eq!(stat["entry"]["metadata"], json!({ "author": "me" }));
+    sandbox.run("ln -s f a; mv f g; touch h").await;
+    let list = sandbox.call("filesystem.Filesystem/ListDir", json!({ "path": "" }));
+    let list = list.await.json();
+    let listed = list["entries"].as_array().unwrap().iter();
+    let listed = listed.map(|entry| (entry["name"].as_str().unwrap(), &entry["metadata"]));
+    let (author, none) = (json!({ "author": "me" }), Value::Null);
+    let expected = [("a", &none), ("g", &author), ("h", &none)];
+    let listed: Vec<_> = listed.filter(|(name, _)| name.len() == 1).collect();
+    assert_eq!(listed, expected);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn hostile_names_are_listed() {
     let server = serve().await;
     let sandbox = server.create_default().await;

@@ -48,6 +48,25 @@ async fn changes_are_reported_by_each_watcher() {
 }
 
 #[tokio::test]
+async fn an_upload_of_a_new_file_is_three_events() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    let watcher = watch(&sandbox).await;
+    sandbox.put("/home/user/uploaded", "content").await;
+    sandbox.run("echo x > written").await;
+    let events = events(&sandbox, &watcher).await;
+    let expected = json!([
+        { "name": "uploaded", "type": "EVENT_TYPE_CREATE" },
+        { "name": "uploaded", "type": "EVENT_TYPE_CHMOD" },
+        { "name": "uploaded", "type": "EVENT_TYPE_WRITE" },
+        { "name": "written", "type": "EVENT_TYPE_CREATE" },
+        { "name": "written", "type": "EVENT_TYPE_WRITE" },
+    ]);
+    assert_eq!(Value::from(events), expected);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn changes_between_two_fetches_are_reported() {
     let server = serve().await;
     let sandbox = server.create_default().await;

@@ -31,10 +31,11 @@ impl Change {
 }
 
 /// Returns the changes between two listings, sorted by path, with the current entry, or the previous one if
-/// removed. The time is linear in the number of entries.
+/// removed. The mode of an uploaded file changes after its creation. The time is linear in the number of entries.
 pub(crate) fn diff<'s>(
     before: &'s [ListedEntry],
     after: &'s [ListedEntry],
+    is_upload: impl Fn(&ListedEntry) -> bool,
 ) -> Vec<(&'s ListedEntry, Change)> {
     let (mut removed, mut added, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
@@ -68,6 +69,9 @@ pub(crate) fn diff<'s>(
     }
     for entry in added {
         events.push((entry, Change::Created));
+        if is_upload(entry) {
+            events.push((entry, Change::ModeChanged));
+        }
         // Creation and the first write usually fall between the same two listings.
         let was_renamed = gone.contains_key(&entry.inode);
         if entry.kind == FileKind::File && entry.size_bytes > 0 && !was_renamed {
@@ -106,7 +110,7 @@ mod tests {
     }
 
     fn changes(before: &[ListedEntry], after: &[ListedEntry]) -> Vec<(String, Change)> {
-        diff(before, after)
+        diff(before, after, |entry| *entry.relative_path == *b"uploaded")
             .into_iter()
             .map(|(entry, change)| {
                 (
@@ -133,6 +137,14 @@ mod tests {
         assert_eq!(
             changes(&[], &[file("b", 2, 0, 0o644)]),
             [event("b", Change::Created)]
+        );
+        assert_eq!(
+            changes(&[], &[file("uploaded", 2, 5, 0o644)]),
+            [
+                event("uploaded", Change::Created),
+                event("uploaded", Change::ModeChanged),
+                event("uploaded", Change::Written)
+            ]
         );
         assert_eq!(
             changes(std::slice::from_ref(&a), &[]),

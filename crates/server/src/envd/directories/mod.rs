@@ -2,4 +2,5 @@
 
 pub(crate) mod changes;
 pub(crate) mod listing;
+pub(crate) mod uploads;
 pub(crate) mod watchers;

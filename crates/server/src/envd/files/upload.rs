@@ -208,6 +208,9 @@ async fn write(
             let message = format!("failed to write `{path}`: the target of the link is read-only");
             return Err(EnvdError::new(RpcCode::PermissionDenied, message));
         }
+        let is_new = existing.is_none();
+        let upload = is_new.then(|| live.uploads.begin(path, live.account.charge()));
+        let _upload = upload.transpose()?;
         // An existing file keeps its mode.
         let mode = existing.and_then(|info| info.mode);
         let options = WriteOptions::default().with_mode(mode.unwrap_or(0o644));

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use cantle_core::sandbox::{FileKind, SandboxPath};
 use serde::Serialize;
 
+use crate::accounts::MemoryCharge;
 use crate::envd::directories::listing::{self, ListedEntry, Listing, StartLink};
 use crate::envd::error::{EnvdError, Result};
-use crate::envd::{RunningSandbox, SandboxUse, helper};
+use crate::envd::{RunningSandbox, SandboxUse, helper, metadata};
 use crate::tasks;
 
 /// Maximum links per listing whose targets are resolved.
 const MAX_LINKS: usize = 256;
 const LINKS_BYTES: usize = 4 << 20;
+/// Maximum entries per listing of which metadata is read that commands have stored.
+const MAX_ATTRIBUTED: usize = 256;
 
 /// `filesystem.EntryInfo`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -46,32 +49,46 @@ pub(crate) async fn describe(
     path: &SandboxPath,
 ) -> Result<Option<EntryInfo>> {
     let listed = listing::list(sandbox, path, StartLink::NoFollow, 0).await?;
-    Ok(describe_all(live, sandbox, path, listed).await?.pop())
+    let charge = &mut live.account.charge();
+    Ok(describe_all(live, sandbox, path, listed, charge)
+        .await?
+        .pop())
 }
 
-/// Returns the descriptions of a listing, in the order of their paths.
+/// Returns the descriptions of a listing, in the order of their paths. `charge` grows by the metadata that commands have
+/// stored.
 pub(crate) async fn describe_all(
     live: &Arc<RunningSandbox>,
     sandbox: &SandboxUse,
     start: &SandboxPath,
     mut listed: Listing,
+    charge: &mut MemoryCharge,
 ) -> Result<Vec<EntryInfo>> {
     let (owned, root) = (Arc::clone(live), start.clone());
     let described = tasks::compute(listed.size_bytes(), move || {
         let mut entries = Vec::with_capacity(listed.entries.len());
-        let mut links = Vec::new();
+        let (mut links, mut attributed) = (Vec::new(), Vec::new());
         listed.sort();
         for item in &listed.entries {
             let path = root.join(&item.relative_path)?;
             let entry = describe_entry(&owned, &path, item);
             if entry.is_symlink && links.len() < MAX_LINKS {
                 links.push((entries.len(), path));
+            } else if !entry.is_symlink && attributed.len() < MAX_ATTRIBUTED {
+                attributed.push(path);
             }
             entries.push(entry);
         }
-        Ok::<_, EnvdError>((entries, links))
+        Ok::<_, EnvdError>((entries, links, attributed))
     });
-    let (mut entries, links) = described.await??;
+    let (mut entries, links, attributed) = described.await??;
+    let no_links = entries.iter_mut().filter(|entry| !entry.is_symlink);
+    let stored = metadata::of_commands(sandbox, &attributed, charge).await?;
+    for (entry, stored) in no_links.zip(stored) {
+        for (name, value) in stored {
+            entry.metadata.entry(name).or_insert(value);
+        }
+    }
     if links.is_empty() {
         return Ok(entries);
     }

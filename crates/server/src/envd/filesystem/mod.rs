@@ -174,7 +174,7 @@ async fn list_dir(live: &Arc<RunningSandbox>, request: ListDirRequest) -> Result
     listed.entries.remove(0);
     let (size_bytes, mut charge) = (listed.size_bytes(), live.account.charge());
     charge.grow(size_bytes + listed.entries.len() * DESCRIPTION_BYTES)?;
-    let entries = entry::describe_all(live, &sandbox, &path, listed).await?;
+    let entries = entry::describe_all(live, &sandbox, &path, listed, &mut charge).await?;
     LargeMessage::new(ListDirResponse { entries }, size_bytes, charge).await
 }
 

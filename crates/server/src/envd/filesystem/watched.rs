@@ -14,7 +14,7 @@ use super::entry::{self, EntryInfo};
 use crate::accounts::MemoryCharge;
 use crate::envd::RunningSandbox;
 use crate::envd::directories::changes::{self, Change};
-use crate::envd::directories::listing::{self, Listing, StartLink};
+use crate::envd::directories::listing::{self, ListedEntry, Listing, StartLink};
 use crate::envd::directories::watchers::WatchedDirectory;
 use crate::envd::error::{EnvdError, Result, RpcCode};
 use crate::tasks;
@@ -138,6 +138,7 @@ impl WatchedDirectory {
         }
         // Before the listing, so that no change between the two is missed.
         let notice = self.watch(live).await;
+        let latest_started = self.listed_at - self.listing_time;
         let listing = self.list(live).await?;
         let mut charge = live.account.charge();
         let size_bytes = listing.size_bytes() + self.latest.size_bytes();
@@ -147,8 +148,13 @@ impl WatchedDirectory {
             self.path.clone(),
         );
         let include_entry = self.include_entry;
+        let uploads = live.uploads.since(latest_started);
         let compared = tasks::compute(size_bytes, move || {
-            let changes = changes::diff(&before.entries, &listing.entries);
+            let is_upload = |entry: &ListedEntry| {
+                let path = path.join(&entry.relative_path);
+                path.is_ok_and(|path| uploads.contains(&path))
+            };
+            let changes = changes::diff(&before.entries, &listing.entries, is_upload);
             let mut events = Vec::with_capacity(changes.len());
             for (entry, change) in changes {
                 let is_there = !matches!(change, Change::Renamed | Change::Removed);
