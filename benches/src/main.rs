@@ -9,6 +9,7 @@ mod clients;
 mod commands;
 mod containers;
 mod output;
+mod outside;
 mod process;
 mod python;
 mod records;
@@ -63,6 +64,9 @@ fn main() -> Result<()> {
             "containers" => return containers::run(),
             "container-bytes" => return containers::run_bytes(),
             "python" => return python::run(),
+            "mcp-servers" => return outside::run_servers(),
+            "web-page" => return outside::run_page(),
+            "browser" => return outside::run_browser(),
             "busy-sandbox" => return sandboxes::run_busy(),
             "disk-images" => return sandboxes::run_images(),
             "stored-files" => return stored::run(),
@@ -107,6 +111,7 @@ fn main() -> Result<()> {
     done(sandboxes::measure(&mut report));
     done(output::measure(&mut report));
     done(python::measure(&mut report));
+    done(outside::measure(&mut report));
     done(stored::measure(&mut report, cantle.as_deref()));
     done(containers::measure(&mut report));
     if let Some(cantle) = &cantle {
