@@ -163,12 +163,12 @@ impl Approvals {
     }
 
     /// Checks that the rules name tools and arguments that exist. A pattern may match tools that are
-    /// added later.
-    pub(crate) fn check(&self, tools: &[ToolSpec]) -> Result<(), String> {
+    /// added later, and any rule those to which another tool forwards calls.
+    pub(crate) fn check(&self, tools: &[ToolSpec], are_forwarded: bool) -> Result<(), String> {
         for rule in &self.rules {
             let pattern = rule.tool.glob().glob();
             let matching = || tools.iter().filter(|spec| rule.tool.is_match(spec.name()));
-            if rule.is_name && matching().next().is_none() {
+            if rule.is_name && !are_forwarded && matching().next().is_none() {
                 let names: Vec<_> = tools.iter().map(ToolSpec::name).collect();
                 return Err(format!(
                     "an approval rule is about the tool `{pattern}`, which does not exist. The tools are: {}",
@@ -189,8 +189,24 @@ impl Approvals {
 
     /// Returns the permission of a call.
     pub fn permission(&self, tool: &str, arguments: &Value) -> Permission {
-        let rule = self.rules.iter().find(|rule| rule.matches(tool, arguments));
-        rule.map_or(self.default, |rule| rule.permission)
+        self.permission_of_all([(tool, arguments)])
+    }
+
+    /// Returns the permission of a call that is several calls: the strictest that a rule gives one of them.
+    pub(crate) fn permission_of_all<'a>(
+        &self,
+        calls: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    ) -> Permission {
+        let ruled = calls.into_iter().filter_map(|(tool, arguments)| {
+            let rule = self.rules.iter().find(|rule| rule.matches(tool, arguments));
+            rule.map(|rule| rule.permission)
+        });
+        let strictness = |permission: &Permission| match permission {
+            Permission::Allow => 0,
+            Permission::Ask => 1,
+            Permission::Deny => 2,
+        };
+        ruled.max_by_key(strictness).unwrap_or(self.default)
     }
 }
 

@@ -62,6 +62,11 @@ impl ToolTable {
         self.tools.get(name)
     }
 
+    /// Whether a tool makes calls of others.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        self.tools.values().any(|tool| tool.tool.is_forwarding())
+    }
+
     pub(crate) fn is_finish(&self, name: &str) -> bool {
         self.traits.get(name).is_some_and(|it| it.finishes)
     }

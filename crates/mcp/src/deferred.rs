@@ -76,7 +76,10 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
     });
     [
         search.with_concurrency_safe(true).with_repeatable(true),
-        call.with_timeout(None),
+        call.with_timeout(None).with_forwarding(|arguments| {
+            let params = CallParams::deserialize(arguments).ok()?;
+            Some((params.tool, Value::Object(params.arguments)))
+        }),
     ]
 }
 

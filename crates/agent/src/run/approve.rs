@@ -69,12 +69,27 @@ pub(super) async fn decide(
     }
     // Rules apply to the arguments that the tool gets. A call with invalid arguments has no effect
     // and needs no approval.
-    let tool = resources.tools.get(&call.name);
-    let parsed = tool.and_then(|tool| tool.tool.parse(&call.arguments).ok());
-    let permission = match parsed {
+    let tool = resources.tools.get(&call.name).map(|tool| &tool.tool);
+    let parsed = tool.and_then(|tool| tool.parse(&call.arguments).ok());
+    let arguments = parsed.as_ref().map(|parsed| &parsed.arguments);
+    let forwarded = tool
+        .zip(arguments)
+        .and_then(|(tool, arguments)| tool.forwarded(arguments));
+    let permission = match arguments {
         Some(_) if asks => Permission::Ask,
-        Some(parsed) => agent.approvals.permission(&call.name, &parsed.arguments),
+        Some(arguments) => {
+            let inner = forwarded
+                .as_ref()
+                .map(|(tool, inner)| (tool.as_str(), inner));
+            let calls = [(call.name.as_str(), arguments)].into_iter().chain(inner);
+            agent.approvals.permission_of_all(calls)
+        }
         None => Permission::Allow,
+    };
+    // What is approved for later calls is the call that is made.
+    let made = match forwarded {
+        Some((name, arguments)) => &ToolCall::new(None, name, arguments.to_string()),
+        None => call,
     };
     let decision = match permission {
         Permission::Allow => return Ok(unasked.into()),
@@ -82,13 +97,13 @@ pub(super) async fn decide(
             let reason = format!("the user's rules deny this call. {ALTERNATIVE}");
             return Ok(reject(reason).into());
         }
-        Permission::Ask => request(scope, resources, call, cancellation).await,
+        Permission::Ask => request(scope, resources, call, made, cancellation).await,
     };
     Ok(match decision {
         Decision::Approve => unasked.into(),
         Decision::ApproveAlways { scope } => Decided {
             decision: unasked,
-            standing: Some(standing(call, scope)),
+            standing: Some(standing(made, scope)),
         },
         other => other.into(),
     })
@@ -111,11 +126,12 @@ fn reject(reason: impl Into<String>) -> Decision {
 }
 
 /// Requests a decision from the holder of the run, or from the agent's user, unless an earlier decision
-/// covers the call.
+/// covers the call that is `made`.
 async fn request(
     scope: &RunScope,
     resources: &SessionResources,
     call: &ToolCall,
+    made: &ToolCall,
     cancellation: &CancellationToken,
 ) -> Decision {
     let digest = digest(&call.name, &call.arguments);
@@ -130,7 +146,7 @@ async fn request(
     let user = &resources.agent.user;
     let answer = async {
         let mut standing_approvals = scope.standing_approvals.lock().await;
-        if standing_approvals.covers(call) {
+        if standing_approvals.covers(made) {
             return None;
         }
         let decision = if let Some(requests) = &scope.requests {
@@ -152,7 +168,7 @@ async fn request(
         };
         // Calls that wait for their own decisions are covered at once.
         if let Decision::ApproveAlways { scope } = &decision {
-            standing_approvals.insert(standing(call, *scope));
+            standing_approvals.insert(standing(made, *scope));
         }
         Some(decision)
     };

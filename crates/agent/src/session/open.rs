@@ -197,7 +197,7 @@ async fn open_providers(
     let tools = agent
         .tool_table(tools)
         .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
-    let checked = agent.approvals.check(tools.specs());
+    let checked = agent.approvals.check(tools.specs(), tools.is_forwarding());
     checked.map_err(|message| SessionError::new(SessionErrorKind::Approvals, message))?;
     let (input_files, mut warnings) = match &cx.sandbox {
         _ if request.inputs.is_empty() => Default::default(),

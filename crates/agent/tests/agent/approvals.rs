@@ -388,6 +388,41 @@ async fn a_standing_approval_covers_exactly_its_calls() {
 }
 
 #[tokio::test]
+async fn rules_and_standing_approvals_are_about_the_call_that_a_tool_forwards() {
+    let client = once(vec![
+        ("relay", "a", json!({"text": "delete", "n": 1})),
+        ("relay", "b", json!({"text": "delete", "n": 2})),
+        ("relay", "c", json!({"text": "delete", "n": 3})),
+        ("relay", "d", json!({"text": "drop", "n": 4})),
+        ("relay", "e", json!({"text": "read", "n": 5})),
+        ("relay", "f", json!({"text": "read", "n": 6})),
+    ]);
+    let relay = echo("relay").with_forwarding(|arguments| {
+        let tool = arguments["text"].as_str()?.to_owned();
+        Some((tool, json!({"n": arguments["n"]})))
+    });
+    // No tool has these names.
+    let rules = Approvals::allowing()
+        .rule("delete", [("n", "1")], Permission::Deny)
+        .unwrap()
+        .rule("d*", [], Permission::Ask)
+        .unwrap()
+        .rule("relay", [("n", "6")], Permission::Deny)
+        .unwrap();
+    let user = Answers::new(&["always tool", "no"]);
+    let agent = agent(&client)
+        .tool(relay)
+        .approvals(rules)
+        .user(user.clone());
+    let outcome = outcome(session(agent).await.run("the task").unwrap()).await;
+    let succeeded: Vec<_> = results(&outcome)[..6].iter().map(|it| it.1).collect();
+    assert_eq!(succeeded, [false, true, true, false, true, false]);
+    // The user sees the call as it is made, and what is approved is about the other tool alone.
+    let asked = [r#"{"n":2,"text":"delete"}"#, r#"{"n":4,"text":"drop"}"#];
+    assert_eq!(user.asked(), asked);
+}
+
+#[tokio::test]
 async fn a_standing_approval_survives_the_process() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());

@@ -25,9 +25,11 @@ pub struct DynTool {
     accepts_text: bool,
     level: Level,
     timeout: Option<Duration>,
+    forwarding: Option<Arc<Forwarding>>,
     body: Arc<Body>,
 }
 
+type Forwarding = dyn Fn(&Value) -> Option<(String, Value)> + Send + Sync;
 type Body =
     dyn Fn(Value, ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;
 
@@ -85,6 +87,7 @@ impl DynTool {
             accepts_text: false,
             level: Level::Guest,
             timeout: Some(DEFAULT_TIMEOUT),
+            forwarding: None,
             body: Arc::new(move |arguments, cx| Box::pin(call(arguments, cx))),
         }
     }
@@ -159,6 +162,25 @@ impl DynTool {
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// Sets which call of another tool, by name and arguments, a call of this one makes. Approvals of that tool apply to it.
+    pub fn with_forwarding(
+        mut self,
+        forwarded: impl Fn(&Value) -> Option<(String, Value)> + Send + Sync + 'static,
+    ) -> Self {
+        self.forwarding = Some(Arc::new(forwarded));
+        self
+    }
+
+    /// Returns whether calls of this tool may make [calls of others](Self::forwarded).
+    pub fn is_forwarding(&self) -> bool {
+        self.forwarding.is_some()
+    }
+
+    /// Returns the name and the arguments of the call of another tool that a call with these arguments makes.
+    pub fn forwarded(&self, arguments: &Value) -> Option<(String, Value)> {
+        self.forwarding.as_ref()?(arguments)
     }
 
     /// Returns the spec for the model.
