@@ -87,7 +87,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<McpServer>> {
     McpServer::from_json(&text, variable).map_err(|error| anyhow!("{shown}: {error}"))
 }
 
-/// Returns the tools of the servers in the file of a run.
+/// Returns the tools of the servers in the file of a run. A replay calls none of them.
 ///
 /// # Errors
 /// As [`read`]; if a host of packages is not valid.
@@ -95,8 +95,10 @@ pub(crate) fn of_run(
     path: &Path,
     source: &PackageSourceSettings,
     layers: &Layers,
+    is_replay: bool,
 ) -> anyhow::Result<McpTools> {
-    Ok(tools(read(path)?, packages::hosts(source, layers)?))
+    let tools = tools(read(path)?, packages::hosts(source, layers)?);
+    Ok(if is_replay { tools.offline() } else { tools })
 }
 
 /// Returns the tools of servers. They are started on this machine, wherever the run's commands run: its programs are

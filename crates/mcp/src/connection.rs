@@ -48,12 +48,14 @@ pub(crate) struct Surroundings {
     pub(crate) workspace: Option<PathBuf>,
     /// Whether the model is shown images.
     pub(crate) images: bool,
+    /// Whether no tool is called.
+    pub(crate) offline: bool,
 }
 
 /// A server, as one session uses it.
 pub(crate) struct Server {
     pub(crate) config: McpServer,
-    surroundings: Surroundings,
+    pub(crate) surroundings: Surroundings,
     run: RunId,
     progress: Arc<dyn Progress>,
     /// The tools that it listed last.

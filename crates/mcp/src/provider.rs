@@ -76,6 +76,12 @@ impl McpTools {
         self
     }
 
+    /// Calls no tool, for a replay of recorded results. Servers still start, to list their tools.
+    pub fn offline(mut self) -> Self {
+        self.surroundings.offline = true;
+        self
+    }
+
     /// Sets the maximum size of all names, descriptions and schemas together, which are sent with every request; by
     /// default 24 KiB. If the tools exceed it, `mcp_search` finds them and `mcp_call` calls them instead.
     pub fn max_offered_bytes(mut self, bytes: usize) -> Self {

@@ -34,6 +34,9 @@ fn dyn_tool(server: &Arc<Server>, tool: &Tool) -> DynTool {
     let tool = DynTool::from_schema(spec, move |arguments, cx| {
         let (server, name) = (Arc::clone(&server), name.clone());
         async move {
+            if server.surroundings.offline {
+                return Err(ToolError::failed("No MCP server is called in a replay."));
+            }
             let Value::Object(arguments) = arguments else {
                 return Err(ToolError::failed("The arguments are not an object."));
             };

@@ -415,13 +415,13 @@ impl Definition<'_> {
         if self.asks_user {
             agent = agent.tool(user_input());
         }
+        let is_replay = replay.is_some();
         if let Some(file) = &self.mcp {
-            let tools = mcp::of_run(file, &settings.packages.source, layers).usage()?;
+            let tools = mcp::of_run(file, &settings.packages.source, layers, is_replay).usage()?;
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();
         packages::check_used(packages, has_python).usage()?;
-        let is_replay = replay.is_some();
         let with_tools = extra_tools.add_to(agent, &backend, policy, packages, settings, is_replay);
         agent = with_tools.usage()?;
         if replay.is_none() {

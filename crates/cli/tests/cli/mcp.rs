@@ -97,6 +97,39 @@ async fn a_run_has_the_tools_of_the_named_servers_and_resumes_with_them() {
 }
 
 #[tokio::test]
+async fn a_replay_calls_no_server() {
+    let script = Script::new()
+        .turn(Turn::tool(ToolCall::new("tickets__reveal", "{}")))
+        .turn(finish("Revealed.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env_with_server(Some(&server));
+    let calls = env.path("calls");
+    let logging = SERVER.replace(
+        "reply '{\"content\"",
+        &format!("echo >> '{}'; reply '{{\"content\"", calls.display()),
+    );
+    let servers = json!({"mcpServers": {"tickets": {
+        "command": "bash", "args": ["-c", logging], "where": "host", "env": {"TOKEN": "t"},
+    }}});
+    env.write("servers.json", servers.to_string());
+    let run = ["run", "Reveal", "--mcp", "servers.json"];
+    let exited = env
+        .run([&run[..], &["--record", "recording"]].concat())
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!(env.read("calls"), "\n");
+    let exited = env
+        .run([&run[..], &["--replay", "recording"]].concat())
+        .await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), "Revealed.\n"),
+        "{exited:?}"
+    );
+    assert_eq!(env.read("calls"), "\n");
+}
+
+#[tokio::test]
 async fn servers_are_listed_and_tested() {
     let env = env_with_server(None);
     let exited = env.run(["mcp", "list", "servers.json"]).await;
