@@ -70,7 +70,13 @@ impl HttpToolServer {
             *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
             return response;
         }
-        self.service.handle(request).await
+        let is_end = request.method() == Method::DELETE;
+        let mut response = self.service.handle(request).await;
+        // MCP's SDKs take every other status for a failure.
+        if is_end && response.status() == StatusCode::ACCEPTED {
+            *response.status_mut() = StatusCode::NO_CONTENT;
+        }
+        response
     }
 }
 

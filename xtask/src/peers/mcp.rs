@@ -1,8 +1,10 @@
-//! The MCP project's test server, server-everything, and its conformance suite; in the full lane also Playwright's server.
+//! The MCP project's test server, server-everything, and its conformance suite; in the full lane also its clients, the
+//! inspector and the Python SDK, and Playwright's server.
 
 use anyhow::{Context, Result, bail};
 
 use super::aimock::{NODE, node_version};
+use super::python::Python;
 use super::workshop::npm_install;
 use super::{Ready, Workshop};
 use crate::lane::Lane;
@@ -10,7 +12,20 @@ use crate::shell;
 
 const EVERYTHING: &str = "@modelcontextprotocol/server-everything@2026.8.31";
 const CONFORMANCE: &str = "@modelcontextprotocol/conformance@0.2.0-alpha.12";
-const PLAYWRIGHT: &str = "@playwright/mcp@0.0.83";
+/// Programs of the full lane: the package, the program and its variable.
+const FULL: [(&str, &str, &str); 2] = [
+    (
+        "@playwright/mcp@0.0.83",
+        "playwright-mcp",
+        "CANTLE_TEST_MCP_PLAYWRIGHT",
+    ),
+    (
+        "@modelcontextprotocol/inspector@2.12.0",
+        "mcp-inspector",
+        "CANTLE_TEST_MCP_INSPECTOR",
+    ),
+];
+const PINS: &str = include_str!("../../peers/mcp.txt");
 /// The oldest Node.js that the suite supports.
 const MINIMUM: (u32, u32) = (22, 0);
 
@@ -42,14 +57,17 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
         ("CANTLE_TEST_MCP_NODE", node),
     ]);
     if lane == Lane::Full {
-        let playwright = workshop.cached("playwright", PLAYWRIGHT, |directory| {
-            workshop.step("playwright", npm_install(directory).arg(PLAYWRIGHT))
-        })?;
-        let program = playwright.join("node_modules/.bin/playwright-mcp");
-        let program = program.display().to_string();
-        ready
-            .variables
-            .push(("CANTLE_TEST_MCP_PLAYWRIGHT", program));
+        for (package, program, variable) in FULL {
+            let installed = workshop.cached(program, package, |directory| {
+                workshop.step(program, npm_install(directory).arg(package))
+            })?;
+            let program = installed.join("node_modules/.bin").join(program);
+            let program = program.display().to_string();
+            ready.variables.push((variable, program));
+        }
+        let sdk = Python::find((3, 10))?.environment(workshop, "mcp-python", &["mcp"], PINS)?;
+        let python = sdk.program("python").display().to_string();
+        ready.variables.push(("CANTLE_TEST_MCP_PYTHON", python));
     }
     Ok(ready)
 }

@@ -42,7 +42,7 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
     let backend = backend.open(LocalBackend::new()).usage()?;
-    let tools = SandboxTools::new(backend, policy, None);
+    let tools = SandboxTools::new(backend, policy, None, None);
     let mut offered = tools.list();
     if args.allow_agent {
         let agent = agent::run_agent(&args.sandbox.flags, &args.agent_arguments);

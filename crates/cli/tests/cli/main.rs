@@ -24,6 +24,7 @@ mod in_place;
 mod interrupts;
 mod limits;
 mod mcp;
+mod mcp_clients;
 mod model_settings;
 mod policy;
 mod python;

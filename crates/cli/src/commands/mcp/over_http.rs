@@ -17,6 +17,8 @@ use tokio_util::task::TaskTracker;
 
 use super::tools::{SandboxTools, ServedClient};
 
+/// The time without a call after which the sandbox of a session is closed.
+const IDLE: Duration = Duration::from_secs(600);
 /// How long a stopping server waits for sandboxes to be closed.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -53,7 +55,8 @@ impl McpExtension {
                         client: client.clone(),
                         _open: open.clone(),
                     };
-                    SandboxTools::new(Arc::clone(&backend), policy.clone(), Some(served)).list()
+                    let (backend, policy) = (Arc::clone(&backend), policy.clone());
+                    SandboxTools::new(backend, policy, Some(served), Some(IDLE)).list()
                 };
                 let shared = tools();
                 let cancellation = self.cancellation.child_token();

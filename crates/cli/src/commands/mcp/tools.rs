@@ -33,8 +33,7 @@ const MAX_READ_BYTES: u64 = 40_000;
 /// Maximum number of files that one call lists.
 const MAX_LISTED: usize = 500;
 
-/// The time without a call after which the sandbox of a server's client is closed, and the interval of looking.
-const IDLE: Duration = Duration::from_secs(600);
+/// Maximum interval in which an unused sandbox is looked for.
 const IDLE_CHECK: Duration = Duration::from_secs(10);
 
 /// The tools, and the sandbox that they share.
@@ -48,6 +47,8 @@ struct Inner {
     python: PythonTool,
     /// The client of a server, which counts its sandboxes.
     client: Option<ServedClient>,
+    /// The time without a call after which the sandbox is closed.
+    idle: Option<Duration>,
     state: Mutex<State>,
 }
 
@@ -131,11 +132,12 @@ struct ListParams {
 }
 
 impl SandboxTools {
-    /// Creates tools for a sandbox of `backend`.
+    /// Creates tools for a sandbox of `backend`, which is closed after the time `idle` without a call.
     pub(super) fn new(
         backend: Arc<dyn Backend>,
         policy: Policy,
         client: Option<ServedClient>,
+        idle: Option<Duration>,
     ) -> Self {
         let interpreter = Interpreter::new(Arc::clone(&backend)).policy(policy.clone());
         Self(Arc::new(Inner {
@@ -144,6 +146,7 @@ impl SandboxTools {
             backend,
             policy,
             client,
+            idle,
             state: Mutex::new(State::Unopened),
         }))
     }
@@ -222,7 +225,7 @@ impl SandboxTools {
             State::Closed => return Err(ToolError::failed("The sandbox is closed.")),
             State::Expired => {
                 *state = State::Unopened;
-                let message = "The sandbox was closed because it had not been used for 10 minutes. Its files, variables \
+                let message = "The sandbox was closed because it had not been used for some time. Its files, variables \
                                and processes are gone; the next call opens a new one.";
                 return Err(ToolError::failed(message));
             }
@@ -244,19 +247,19 @@ impl SandboxTools {
             _place: place,
         });
         *state = State::Open(Arc::clone(&opened));
-        if self.0.client.is_some() {
-            let closing = close_when_idle(Arc::downgrade(&self.0), Arc::downgrade(&opened));
+        if let Some(idle) = self.0.idle {
+            let closing = close_when_idle(Arc::downgrade(&self.0), Arc::downgrade(&opened), idle);
             tokio::spawn(closing);
         }
         Ok(opened)
     }
 }
 
-/// Closes a sandbox that no call has used for some time.
-async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>) {
+/// Closes a sandbox that no call has used for the time `idle`.
+async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>, idle: Duration) {
     let mut used = Instant::now();
     loop {
-        tokio::time::sleep(IDLE_CHECK).await;
+        tokio::time::sleep(idle.min(IDLE_CHECK)).await;
         let Some(tools) = tools.upgrade() else {
             return;
         };
@@ -267,7 +270,7 @@ async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>) {
         // This function, the state and each call.
         if Arc::strong_count(&opened) > 2 {
             used = Instant::now();
-        } else if used.elapsed() >= IDLE {
+        } else if used.elapsed() >= idle {
             *state = State::Expired;
             // Whatever remains is removed when a server starts.
             let _ = opened.sandbox.close().await;
@@ -402,3 +405,6 @@ async fn list_files(
     }
     Ok(ToolOutput::text(lines.join("\n")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+use cantle::backends::local::LocalBackend;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+async fn run(tools: &SandboxTools, command: &str) -> Result<ToolOutput, ToolError> {
+    let tool = tools.list().swap_remove(0);
+    assert_eq!(tool.name(), "run_command");
+    let arguments: Value = json!({"command": command});
+    let cx = ToolContext::new(RunId::new(), "call-1");
+    tool.call(tool.parse(&arguments.to_string())?.arguments, cx)
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unused_sandbox_is_closed_and_the_next_call_says_so() {
+    let backend = Arc::new(LocalBackend::new());
+    let idle = Some(Duration::from_millis(100));
+    let tools = SandboxTools::new(backend, Policy::workspace(), None, idle);
+    // A call that takes longer than that keeps the sandbox.
+    let output = run(&tools, "echo kept > file; sleep 1; cat file").await;
+    let output = output.unwrap().content.text();
+    assert!(output.contains("kept"), "{output}");
+    let closed = async {
+        while !matches!(*tools.0.state.lock().await, State::Expired) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, closed).await.unwrap();
+    let refused = run(&tools, "cat file").await.unwrap_err();
+    assert!(refused.to_string().contains("closed"), "{refused}");
+    let output = run(&tools, "cat file").await.unwrap().content.text();
+    assert!(output.contains("No such file"), "{output}");
+    tools.close().await.unwrap();
+}
