@@ -249,7 +249,7 @@ pub(crate) fn run_cycles(cantle: &str) -> Result<()> {
         let each_ms = started.elapsed().as_secs_f64() * 1000.0 / CYCLES as f64;
         served.wait_until_idle().await?;
         let (after, after_mb) = (served.traces()?, served.memory_mb()?);
-        let more = |of: fn(&server::Traces) -> usize| of(&after) as f64 - of(&before) as f64;
+        let more = |of: fn(&server::Traces) -> usize| of(&after).saturating_sub(of(&before));
         Ok(json!({
             "each_ms": each_ms,
             "processes": more(|traces| traces.processes),

@@ -18,6 +18,7 @@ mod matplotlib;
 mod mcp;
 mod mdbook;
 mod moto;
+mod phoenix;
 mod postgres;
 mod python;
 mod readers;
@@ -40,7 +41,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 20] = [
     "aimock",
     "litellm",
     "llama",
@@ -60,6 +61,7 @@ const NAMES: [&str; 19] = [
     "readers",
     "extractors",
     "mdbook",
+    "phoenix",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -184,6 +186,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let readers = scope.spawn(|| readers::bring_up(workshop, lane));
         let extractors = scope.spawn(|| extractors::bring_up(workshop, lane));
         let mdbook = scope.spawn(|| mdbook::bring_up(workshop, lane));
+        let phoenix = scope.spawn(|| phoenix::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -212,6 +215,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(readers),
             join(extractors),
             join(mdbook),
+            join(phoenix),
         ])
     })?;
 
@@ -266,6 +270,7 @@ mod tests {
                 "mcp",
                 "mdbook",
                 "moto",
+                "phoenix",
                 "postgres",
                 "readers",
                 "s3s",

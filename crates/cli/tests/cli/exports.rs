@@ -279,3 +279,60 @@ async fn spans_reach_a_collector() {
         "{exited:?}"
     );
 }
+
+/// Phoenix shows the spans of a run as a tree of calls of a model and of tools.
+#[tokio::test]
+async fn phoenix_shows_the_spans_of_a_run() {
+    let Ok(phoenix) = std::env::var("CANTLE_TEST_PHOENIX_URL") else {
+        return lane::skip("Phoenix belongs to the full lane");
+    };
+    let Some([program]) = peer("static", ["CANTLE_TEST_STATIC_BIN"]) else {
+        return;
+    };
+    let script = Script::new()
+        .turn(crate::command("echo seen").usage(Usage::new(100, 20)))
+        .turn(finish("Done.", &[]).usage(Usage::new(100, 20)));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .with_program(program);
+    let exited = env.run(["run", "Print it", "--otlp", &phoenix]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let address = format!("{phoenix}/v1/projects/default/spans?limit=100");
+    let fetch = async || {
+        let mut curl = env.command_of("curl");
+        curl.args(["--silent", "--fail", &address]);
+        let fetched = wait_for_exit(curl.spawn().unwrap()).await;
+        let answer: Value = serde_json::from_str(&fetched.stdout).unwrap();
+        answer["data"].as_array().unwrap().clone()
+    };
+    // It stores spans after it has answered.
+    let stored = async {
+        loop {
+            let spans = fetch().await;
+            if spans.len() >= 5 {
+                return spans;
+            }
+        }
+    };
+    let spans = timeout(DEADLINE, stored).await.unwrap();
+    let root = spans.iter().find(|span| span["parent_id"].is_null());
+    let root = &root.unwrap()["context"]["span_id"];
+    let mut shown: Vec<_> = spans
+        .iter()
+        .map(|span| {
+            let tokens = &span["attributes"]["llm.token_count.total"];
+            let is_below = span["parent_id"] == *root;
+            json!([span["name"], span["span_kind"], is_below, tokens]).to_string()
+        })
+        .collect();
+    shown.sort();
+    let expected = [
+        r#"["chat scripted","LLM",true,120]"#,
+        r#"["chat scripted","LLM",true,120]"#,
+        r#"["execute_tool code_exec","TOOL",true,null]"#,
+        r#"["execute_tool finish","TOOL",true,null]"#,
+        r#"["invoke_agent cantle","AGENT",false,240]"#,
+    ];
+    assert_eq!(shown, expected);
+}
