@@ -30,9 +30,8 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let file = args.file.as_deref().unwrap_or(Path::new("-"));
     let code = read(file).usage()?;
-    let checked = Interpreter::new(LocalBackend::new()).check(&code);
-    if args.check || !checked.notes.is_empty() {
-        return Ok(refuse(&checked));
+    if args.check {
+        return Ok(refuse(&Interpreter::new(LocalBackend::new()).check(&code)));
     }
     let session = open_session(&args, args.timeout.unwrap_or(Duration::MAX)).await?;
     let sandbox = session.sandbox();

@@ -26,8 +26,11 @@ async fn a_program_is_run_with_its_streams_and_exit_code() {
 
     env.write("wrong.py", "x = 1\ny = (\n");
     let exited = env.run(["python", "wrong.py"]).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(exited.stderr.contains("SyntaxError: "), "{exited:?}");
+    let checked = env.run(["python", "--check", "wrong.py"]).await;
     let message = "cantle: Syntax error: '(' was never closed (line 2, column 5).\n";
-    assert_eq!((exited.code, &*exited.stderr), (Some(1), message));
+    assert_eq!((checked.code, &*checked.stderr), (Some(1), message));
     let exited = env.run(["python", "none.py"]).await;
     assert_eq!(exited.code, Some(2), "{exited:?}");
     let exited = env
@@ -50,7 +53,7 @@ async fn a_file_that_is_no_program_is_refused() {
     for (content, code, message) in [
         (&b"x = '\xff'"[..], 2, "no.py is not UTF-8"),
         (&[b'x'; 10_000_000], 2, "no.py has more than 1048576 bytes"),
-        (b"x = 'a\0b'", 1, "source code cannot contain null bytes"),
+        (b"x = 'a\0b'", 1, "cannot contain null bytes"),
         (nested.as_bytes(), 1, "too many nested parentheses"),
     ] {
         env.write("no.py", content);

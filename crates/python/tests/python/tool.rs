@@ -66,14 +66,8 @@ async fn a_model_sees_output_values_and_errors() {
         silent,
         "<python_results>\n<outcome>The code ended without output.</outcome>\n</python_results>"
     );
-    let refused = call(&tool, "x = (").await;
-    assert!(!refused.success);
-    assert!(
-        refused
-            .content
-            .text()
-            .contains("'(' was never closed (line 1, column 5)")
-    );
+    let invalid = text(&tool, "x = (").await;
+    assert!(invalid.contains("SyntaxError: "), "{invalid}");
     let offline = text(
         &tool,
         "import urllib.request as r\nr.urlopen('http://192.0.2.1/')",
