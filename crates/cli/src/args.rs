@@ -12,6 +12,7 @@ mod serve;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cantle::agent::Budget;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory as _, Parser as _};
 
@@ -281,6 +282,18 @@ pub(crate) struct RunArgs {
     /// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is `true`.
     #[arg(long, value_name = "URL", help_heading = "Output")]
     pub(crate) otlp: Option<String>,
+}
+
+impl RunArgs {
+    /// Returns the budget of the run.
+    pub(crate) fn budget(&self) -> Budget {
+        let mut budget = Budget::default();
+        budget.cost_usd = self.budget_usd;
+        budget.tokens = self.budget_tokens;
+        budget.time = self.budget_time;
+        budget.tool_calls = self.budget_calls;
+        budget
+    }
 }
 
 /// Files that a run gets.

@@ -2,28 +2,35 @@
 //!
 //! Files are complete on this machine before they are copied, so a store that fails costs none of them.
 
+use std::collections::HashMap;
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use bytes::Bytes;
-use cantle::agent::Outcome;
 use cantle::core::ids::RunId;
 use cantle_files::{FileId, FileStore, Files, NewFile, safe_name};
 use futures_util::{Stream, stream};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::fs::File;
 use tokio_util::io::ReaderStream;
 use walkdir::WalkDir;
 
 use crate::files::{self, FilesArgs};
-use crate::result_file;
 use crate::state_dir::StateDir;
 
 /// The stored files, and before the id of one of them.
 const FILES: &str = "files:";
 /// Bytes of a file that are read at once.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Files that are listed at once.
+const PAGE: u32 = 1000;
+/// The fact that has the path of a run's file.
+const PATH: &str = "path";
+
+/// The addresses of stored files, by name and SHA-256.
+pub(crate) type StoredFiles = HashMap<(String, String), String>;
 
 /// Which stored files a command uses, and whose they are.
 #[derive(Clone, Debug, clap::Args)]
@@ -143,8 +150,42 @@ pub(crate) enum OpenStore {
 }
 
 impl OpenStore {
+    /// Returns the addresses of the files of a run that are stored already, by name and SHA-256. A bucket needs none of
+    /// them: the file gets the same key again.
+    pub(crate) async fn files_of(&self, run: RunId) -> anyhow::Result<StoredFiles> {
+        let mut stored = HashMap::new();
+        let Self::Files(files, owner) = self else {
+            return Ok(stored);
+        };
+        let run = run.to_string();
+        let mut after = None;
+        loop {
+            let page = files.list(owner, after, PAGE).await?;
+            for record in &page {
+                // Both ids begin with their time.
+                if record.id.simple().to_string() < run {
+                    return Ok(stored);
+                }
+                let name = record.metadata.get(PATH).and_then(Value::as_str);
+                if let Some(name) = name.filter(|_| record.run.as_ref() == Some(&run)) {
+                    let key = (name.to_owned(), record.sha256.clone());
+                    stored.insert(key, format!("{FILES}{}", record.id));
+                }
+            }
+            let Some(last) = page.last() else {
+                return Ok(stored);
+            };
+            after = Some(last.id);
+        }
+    }
+
     /// Copies a file of this machine, and returns its address.
-    async fn put_file(&self, run: RunId, name: &str, path: &Path) -> anyhow::Result<String> {
+    pub(crate) async fn put_file(
+        &self,
+        run: RunId,
+        name: &str,
+        path: &Path,
+    ) -> anyhow::Result<String> {
         let failed = || format!("failed to store {}", path.display());
         let file = File::open(path).await.with_context(failed)?;
         let content = ReaderStream::with_capacity(file, CHUNK_BYTES);
@@ -173,7 +214,7 @@ impl OpenStore {
                 let new = NewFile::named(name)
                     .with_group("runs")
                     .with_run(run.to_string())
-                    .with_fact("path", name);
+                    .with_fact(PATH, name);
                 Ok(format!(
                     "{FILES}{}",
                     files.put(owner, new, content).await?.id
@@ -198,41 +239,6 @@ impl OpenStore {
             }
         }
         Ok(count)
-    }
-
-    /// Copies the files of a finished run from a directory, then its result file, which names their addresses. The
-    /// directory is removed.
-    pub(crate) async fn deliver(
-        &self,
-        outcome: &mut Outcome,
-        directory: &Path,
-    ) -> anyhow::Result<()> {
-        let mut names = Vec::new();
-        let mut addresses = Vec::new();
-        for file in &outcome.outputs.saved {
-            let name = file.path.strip_prefix(directory)?;
-            if !name
-                .components()
-                .all(|part| matches!(part, Component::Normal(_)))
-            {
-                bail!("{} has no name below its directory", file.path.display());
-            }
-            let address = self.put_file(outcome.run, &text(name), &file.path).await?;
-            addresses.push(address);
-            names.push(name.to_owned());
-        }
-        for (file, address) in outcome.outputs.saved.iter_mut().zip(addresses) {
-            file.path = address.into();
-        }
-        let result = result_file::json(outcome, &names, &Default::default())?;
-        self.put_text(outcome.run, result_file::FILE_NAME, result)
-            .await?;
-        match tokio::fs::remove_dir_all(directory).await {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("failed to remove {}", directory.display()))
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -66,11 +66,35 @@ pub(crate) fn size_to_keep(state: &StateDir, run: RunId, retention: Retention) -
     (size_bytes <= retention.size_bytes).then_some(size_bytes)
 }
 
-/// Records that the sandbox of a finished run is kept. Blocks.
+/// Keeps the sandbox of a finished run, which is suspended, and removes others that are too old or too large.
+pub(crate) async fn keep(state: &StateDir, run: RunId, retention: Retention, size_bytes: u64) {
+    // Without a record, it stays until the run is removed.
+    let _ = record(state, run, size_bytes);
+    // Those in use are removed later; `cantle gc` reports what can't be.
+    let _ = prune(state, retention).await;
+}
+
+/// Keeps the sandbox of a finished run whose process was killed, as far as the retention allows.
 ///
 /// # Errors
-/// If the record can't be written.
-pub(crate) fn record(state: &StateDir, run: RunId, size_bytes: u64) -> anyhow::Result<()> {
+/// If it can't be removed otherwise.
+pub(crate) async fn settle(
+    state: &StateDir,
+    run: &KeptRun,
+    retention: Retention,
+) -> anyhow::Result<()> {
+    if is_kept_of_finished(run) || run.sandbox.as_ref().is_none_or(is_directory_gone) {
+        return Ok(());
+    }
+    match size_to_keep(state, run.run, retention) {
+        Some(size_bytes) => keep(state, run.run, retention, size_bytes).await,
+        None => remove_sandbox(run).await?,
+    }
+    Ok(())
+}
+
+/// Records that the sandbox of a finished run is kept. Blocks.
+fn record(state: &StateDir, run: RunId, size_bytes: u64) -> anyhow::Result<()> {
     let kept = state.runs().get(run)?;
     let directory = kept.sandbox.as_ref().and_then(directory_of);
     let directory = directory.context("the run has no working directory of this machine")?;

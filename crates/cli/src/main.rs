@@ -47,6 +47,7 @@ mod text;
 mod transcript;
 mod trust;
 mod typed_ahead;
+mod undelivered;
 mod unfinished;
 mod variables;
 mod web;
@@ -61,7 +62,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
 use crate::commands::chat::Chat;
-use crate::commands::{demo, doctor, exec, gc, python, repl, run, runs, serve};
+use crate::commands::{deliver, demo, doctor, exec, gc, python, repl, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
@@ -80,6 +81,11 @@ fn main() -> ExitCode {
     let cancelled = Code::Cancelled as u8;
     let result = match command {
         Command::Run(args) => block_on(cancelled, |token| async move {
+            if let Some(name) = &args.resume
+                && let Some(code) = deliver::perform(&args, name, &token).await?
+            {
+                return Ok(code);
+            }
             let prepared = tokio::select! {
                 prepared = run::prepare(&args) => prepared?,
                 () = token.cancelled() => return Ok(cancelled),

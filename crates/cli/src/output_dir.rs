@@ -38,7 +38,7 @@ impl OutputDir {
     pub(crate) fn find(given: Option<PathBuf>, started_in: &Path) -> anyhow::Result<Option<Self>> {
         if let Some(given) = given {
             if StoreTarget::of(&given).is_some() {
-                return Ok(Some(Self::Staged(StateDir::find()?.undelivered())));
+                return Ok(Some(Self::Staged(StateDir::find()?.create_undelivered()?)));
             }
             return Ok(Some(Self::Given(given)));
         }

@@ -122,29 +122,21 @@ pub(crate) fn put_aside(output_dir: &Path) -> Result<(), Failure> {
 
 /// Writes the result file of a finished run.
 pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> {
-    let saved = outcome.outputs.saved.iter();
-    let names = saved.map(|file| file.path.strip_prefix(output_dir).unwrap_or(&file.path));
-    let names: Vec<PathBuf> = names.map(Path::to_owned).collect();
-    let json = json(outcome, &names, &earlier(output_dir))?;
+    let json = json(outcome, output_dir)?;
     write_atomically(&output_dir.join(FILE_NAME), json.as_bytes())?;
     // It may remain: the result file is preferred.
     let _ = std::fs::remove_file(output_dir.join(EARLIER));
     Ok(())
 }
 
-/// Returns the result file of a run whose output files have these names.
-pub(crate) fn json(
-    outcome: &Outcome,
-    names: &[PathBuf],
-    earlier: &SavedDigests,
-) -> anyhow::Result<String> {
-    let saved = outcome.outputs.saved.iter().zip(names);
-    let outputs = saved.map(|(file, name)| SavedOutput {
+fn json(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<String> {
+    let saved = outcome.outputs.saved.iter();
+    let outputs = saved.map(|file| SavedOutput {
         source: &file.source,
         path: file.path.display().to_string(),
-        name,
+        name: file.path.strip_prefix(output_dir).unwrap_or(&file.path),
         size_bytes: file.size_bytes,
-        media_type: mime_guess::from_path(name)
+        media_type: mime_guess::from_path(&file.path)
             .first_or_octet_stream()
             .to_string(),
         sha256: file.sha256.as_deref(),
@@ -165,7 +157,7 @@ pub(crate) fn json(
         duration_s: outcome.duration.as_secs_f64(),
         ledger: &outcome.ledger,
         dotted: outcome.ledger.stirrup_metadata(),
-        earlier,
+        earlier: &earlier(output_dir),
     };
     Ok(serde_json::to_string_pretty(&result)? + "\n")
 }

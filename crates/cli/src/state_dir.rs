@@ -108,6 +108,17 @@ impl StateDir {
         self.directory.join("undelivered")
     }
 
+    /// Creates that directory, and returns it.
+    ///
+    /// # Errors
+    /// If it can't be created.
+    pub(crate) fn create_undelivered(&self) -> anyhow::Result<PathBuf> {
+        let directory = self.undelivered();
+        let created = create_traversable(&self.directory).and_then(|()| create_private(&directory));
+        created.with_context(|| format!("failed to create {}", directory.display()))?;
+        Ok(directory)
+    }
+
     /// Returns a backend whose working directories are kept here.
     ///
     /// # Errors
@@ -150,6 +161,14 @@ impl StateDir {
             (None, _) => bail!("no run `{name}` is kept; `cantle runs list` shows those that are"),
         }
     }
+}
+
+/// Creates a directory that only its owner may enter.
+pub(crate) fn create_private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
 }
 
 /// Creates a directory that everybody may traverse: commands of root's sandboxes run as another user.

@@ -31,6 +31,7 @@ use crate::state_dir::StateDir;
 use crate::telemetry::RunTelemetry;
 use crate::text::{clean, clean_json, one_line};
 use crate::typed_ahead::TypedAhead;
+use crate::undelivered;
 use crate::unfinished::Unfinished;
 use crate::working_copy::{Changes, Workdir};
 
@@ -241,14 +242,26 @@ impl Task {
             return Ok(());
         };
         let directory = staged.of(outcome.run);
-        let delivered = cancellation.run_until_cancelled(store.deliver(outcome, &directory));
-        let delivered = delivered.await.context("the run was interrupted").flatten();
-        delivered.with_context(|| {
-            format!(
-                "the output files are not in the store, but in {}",
-                directory.display()
-            )
-        })
+        let delivered = async {
+            result_file::write(outcome, &directory)?;
+            undelivered::deliver(store, outcome.run, &directory).await
+        };
+        let delivered = cancellation.run_until_cancelled(delivered).await;
+        let delivered = delivered.context("the run was interrupted").flatten();
+        let addresses = delivered.with_context(|| {
+            let next = match (&outcome.finish, self.is_resumable) {
+                (Some(_), true) => {
+                    format!("; deliver them with: cantle run --resume {}", outcome.run)
+                }
+                _ => String::new(),
+            };
+            let directory = directory.display();
+            format!("the output files are not in the store, but in {directory}{next}")
+        })?;
+        for (file, address) in outcome.outputs.saved.iter_mut().zip(addresses) {
+            file.path = address.into();
+        }
+        Ok(())
     }
 
     /// Closes the session. The sandbox of a finished run is kept as far as the retention allows.
@@ -267,10 +280,7 @@ impl Task {
             return session.close().await;
         };
         session.suspend().await?;
-        // Without a record, it stays until the run is removed.
-        let _ = kept_sandbox::record(&state, run, size_bytes);
-        // Those in use are removed later; `cantle gc` reports what can't be.
-        let _ = kept_sandbox::prune(&state, retention).await;
+        kept_sandbox::keep(&state, run, retention, size_bytes).await;
         Ok(())
     }
 
@@ -287,7 +297,7 @@ impl Task {
     pub(crate) fn answer(&self, outcome: &Outcome) -> Option<String> {
         match &outcome.finish {
             _ if outcome.error.is_some() => None,
-            Some(finish) => Some(self.result(finish)),
+            Some(finish) => Some(result_text(finish, self.result_as_json)),
             None => outcome.last_text().map(|text| clean(text.trim())),
         }
     }
@@ -451,14 +461,14 @@ impl Task {
         drop(events);
         Ok(run.outcome().await)
     }
+}
 
-    /// Returns the printed result: the finish call's reason, or all its parameters.
-    fn result(&self, finish: &Finish) -> String {
-        let reason = finish.params.get("reason").and_then(Value::as_str);
-        match reason.filter(|_| !self.result_as_json && finish.tool == FINISH) {
-            Some(reason) => clean(reason.trim()),
-            None => clean_json(&finish.params),
-        }
+/// Returns the printed result: the finish call's reason, or all its parameters.
+pub(crate) fn result_text(finish: &Finish, as_json: bool) -> String {
+    let reason = finish.params.get("reason").and_then(Value::as_str);
+    match reason.filter(|_| !as_json && finish.tool == FINISH) {
+        Some(reason) => clean(reason.trim()),
+        None => clean_json(&finish.params),
     }
 }
 

@@ -25,6 +25,7 @@ use crate::settings::KeepSettings;
 use crate::settings::layers::Layers;
 use crate::state_dir::StateDir;
 use crate::text::{clean, one_line, plural};
+use crate::undelivered;
 use crate::working_copy;
 
 /// Younger directories may belong to a process that is starting.
@@ -45,6 +46,7 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
                 .map(|directory| LocalBackend::new().in_directory(directory)),
         );
     }
+    let mut text = String::new();
     let mut removed = Vec::new();
     let mut failed = Vec::new();
     for backend in backends {
@@ -69,6 +71,15 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         }
         remove_orphans(state, &mut removed, &mut failed).await;
         remove_working_copies(state, &mut removed, &mut failed);
+        let pruned = undelivered::prune(state, settings.retention().age, GRACE);
+        for directory in &pruned.removed {
+            let directory = one_line(&directory.display().to_string());
+            text.push_str(&format!(
+                "removed output files that were not delivered: {directory}\n"
+            ));
+        }
+        removed.extend(pruned.removed);
+        failed.extend(pruned.failed);
     }
     let directories = removed.len() as u64;
     let name = |path: PathBuf| path.display().to_string();
@@ -83,7 +94,6 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
     removed.extend(reclaimed.removed);
     failed.extend(reclaimed.failed);
 
-    let mut text = String::new();
     for name in removed.iter().filter(|_| args.verbose) {
         text.push_str(&format!("{}\n", one_line(name)));
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod config;
+pub(crate) mod deliver;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;

@@ -45,6 +45,7 @@ use crate::sub_agents::{self, Caller, SubAgentTable};
 use crate::task::{self, Task};
 use crate::task_text;
 use crate::telemetry::RunTelemetry;
+use crate::undelivered;
 use crate::working_copy::Workdir;
 
 const USER_INPUT: &str = "user_input";
@@ -134,7 +135,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .transpose()
         .usage()?
         .or_else(|| saved?.schema.clone());
-    let mut options = SessionOptions::default().budget(budget(args));
+    let mut options = SessionOptions::default().budget(args.budget());
     let (inputs, stored_inputs) = delivery::split_inputs(&args.inputs.input).usage()?;
     options.input_files = inputs;
     options.inputs.exclude.clone_from(&args.inputs.exclude);
@@ -267,7 +268,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         args.fresh_sandbox,
     );
     let workdir = workdir.usage()?;
-    let mut options = ResumeOptions::default().budget(budget(args));
+    let mut options = ResumeOptions::default().budget(args.budget());
     options.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.outputs = output_options(args, options.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
@@ -515,7 +516,12 @@ impl PreparedRun {
                 options,
             } => {
                 let open = |progress| self.agent.resume(&store, run, options.progress(progress));
-                task::open_session(open, display, cancellation).await
+                let opened = task::open_session(open, display, cancellation).await;
+                if let (Ok(_), Some(OutputDir::Staged(_))) = (&opened, &self.task.output_dir) {
+                    // All files are saved again.
+                    undelivered::remove(&StateDir::find().usage()?, run).usage()?;
+                }
+                opened
             }
         };
         let session = opened.inspect_err(|_| {
@@ -572,15 +578,6 @@ impl PreparedRun {
             _ => Ok(None),
         }
     }
-}
-
-fn budget(args: &RunArgs) -> Budget {
-    let mut budget = Budget::default();
-    budget.cost_usd = args.budget_usd;
-    budget.tokens = args.budget_tokens;
-    budget.time = args.budget_time;
-    budget.tool_calls = args.budget_calls;
-    budget
 }
 
 fn read_schema(path: &Path) -> anyhow::Result<Value> {

@@ -26,6 +26,7 @@ use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, duration, one_line, plural, size};
 use crate::transcript;
+use crate::undelivered;
 use crate::unfinished::Unfinished;
 use crate::working_copy::{self, Status, WorkingCopy};
 
@@ -48,7 +49,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
         } => {
             let run = state.find_run(&run).usage()?;
             if json {
-                print(format!("{:#}\n", to_json(&run)))?;
+                print(format!("{:#}\n", to_json(&state, &run)))?;
                 return Ok(0);
             }
             if let Some(format) = format {
@@ -73,7 +74,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             let events = state.runs().events(run.run).internal()?;
             print(&match log {
                 true => Display::log(&events, verbose),
-                false => show(&run, &events, &state.undelivered()),
+                false => show(&state, &run, &events),
             })?;
         }
         RunsCommand::Diff { old, new } => {
@@ -141,11 +142,11 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
     runs.retain(|run| which.matches(run));
     let mut text = String::new();
     if as_json {
-        let runs: Vec<Value> = runs.iter().map(to_json).collect();
+        let runs: Vec<Value> = runs.iter().map(|run| to_json(state, run)).collect();
         text = format!("{:#}\n", Value::Array(runs));
     } else {
         for run in &runs {
-            text.push_str(&line(run));
+            text.push_str(&line(state, run));
         }
         if runs.is_empty() {
             let none = match which.is_given() {
@@ -161,13 +162,16 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
     print(&text)
 }
 
-fn line(run: &KeptRun) -> String {
+fn line(state: &StateDir, run: &KeptRun) -> String {
     let task = shorten(&one_line(&run.task), TASK_CHARS);
     let workspace = kept_sandbox::size_of_finished(run);
     format!(
         "{}  {:13}  {:>9} ago  {:>9}  {:>8}  {task}\n",
         run.run,
-        status(run.status),
+        match undelivered::of(state, run) {
+            Some(_) => "undelivered",
+            None => status(run.status),
+        },
         duration(age(run.latest)),
         plural(u64::from(run.turns), "turn", "turns"),
         workspace.map(size).unwrap_or_default(),
@@ -187,7 +191,7 @@ fn write(path: Option<&Path>, text: &str) -> Result<(), Failure> {
     ))
 }
 
-fn show(run: &KeptRun, events: &[Event], undelivered: &Path) -> String {
+fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
     let mut rows = vec![
         ("run", run.run.to_string()),
         ("status", status(run.status).to_owned()),
@@ -216,7 +220,7 @@ fn show(run: &KeptRun, events: &[Event], undelivered: &Path) -> String {
             EventKind::OutputSaved { source, path, .. } => {
                 // A file for a store is here only until it is there.
                 let staged = Path::new(path);
-                let is_stored = staged.starts_with(undelivered) && !staged.exists();
+                let is_stored = staged.starts_with(state.undelivered()) && !staged.exists();
                 let path = if path.is_empty() || is_stored {
                     source
                 } else {
@@ -245,12 +249,15 @@ fn show(run: &KeptRun, events: &[Event], undelivered: &Path) -> String {
     if run.status.is_resumable() {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
     }
+    if undelivered::of(state, run).is_some() {
+        rows.push(("deliver", format!("cantle run --resume {}", run.run)));
+    }
     let rows = rows.iter();
     rows.map(|(name, value)| format!("{name:8} {}\n", value.replace('\n', "\n         ")))
         .collect()
 }
 
-fn to_json(run: &KeptRun) -> Value {
+fn to_json(state: &StateDir, run: &KeptRun) -> Value {
     let seconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_secs_f64()
@@ -259,6 +266,7 @@ fn to_json(run: &KeptRun) -> Value {
         "run": run.run,
         "status": status(run.status),
         "resumable": run.status.is_resumable(),
+        "undelivered": undelivered::of(state, run).is_some(),
         "error": run.error,
         "task": run.task,
         "agent": run.agent,
@@ -313,6 +321,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
         if let Some(copy) = working_copy(run) {
             copy.remove().internal()?;
         }
+        undelivered::remove(state, run.run).internal()?;
         match store.remove(run.run) {
             // It was given twice.
             Err(error) if error.kind() == StoreErrorKind::NotFound => {}

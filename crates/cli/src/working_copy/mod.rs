@@ -9,9 +9,9 @@ mod diff;
 mod review;
 mod workdir;
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -27,6 +27,7 @@ pub(crate) use self::review::{apply, revert, summary};
 pub(crate) use self::workdir::Workdir;
 use crate::environment::variable;
 use crate::result_file::write_atomically;
+use crate::state_dir::create_private;
 
 /// The files as they were copied. After the run has ended, only those that it changed.
 const BASE: &str = "base";
@@ -240,12 +241,4 @@ pub(crate) fn project_directory(directory: &Path) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(found)
-}
-
-/// Creates a directory that only its owner may enter.
-fn create_private(directory: &Path) -> io::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
 }

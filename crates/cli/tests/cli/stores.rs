@@ -1,9 +1,13 @@
 //! Runs that deliver to stores and get inputs from them, and reports and journals in stores.
 
-use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions};
-use serde_json::Value;
+use std::os::unix::fs::PermissionsExt as _;
 
-use crate::support::{Exited, TestEnv};
+use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, Exited, Mark, TestEnv, send, wait_for_exit};
 use crate::{command, finish};
 
 /// Returns a model that changes `a.txt`.
@@ -136,9 +140,188 @@ async fn files_that_can_not_be_stored_stay_on_this_machine() {
             .contains("the output files are not in the store, but in"),
         "{exited:?}"
     );
-    let runs = env.list(".local/state/cantle/undelivered");
-    let kept = format!(".local/state/cantle/undelivered/{}/c.txt", runs[0]);
-    assert_eq!(env.read(kept), "3\n");
+    let run = waiting(&env);
+    assert_eq!(env.read(format!("{UNDELIVERED}/{run}/c.txt")), "3\n");
+    // The store is there again.
+    std::fs::remove_file(env.path(".local/state/cantle/files/objects")).unwrap();
+    completes(&env, &run, &["c.txt", "cantle-result.json"]).await;
+}
+
+const UNDELIVERED: &str = ".local/state/cantle/undelivered";
+
+/// Returns the run whose files wait to be delivered.
+fn waiting(env: &TestEnv) -> String {
+    let runs = env.list(UNDELIVERED);
+    assert_eq!(runs.len(), 1, "{runs:?}");
+    runs[0].clone()
+}
+
+/// Resumes a run that has not delivered its files, after which each of them is stored once.
+async fn completes(env: &TestEnv, run: &str, names: &[&str]) {
+    let listed = env.run(["runs", "list"]).await;
+    assert!(listed.stdout.contains("undelivered"), "{listed:?}");
+    let shown = env.run(["runs", "show", run]).await;
+    let advice = format!("deliver  cantle run --resume {run}");
+    assert!(shown.stdout.contains(&advice), "{shown:?}");
+
+    let resumed = env.run(["run", "--resume", run]).await;
+    assert_eq!(
+        (resumed.code, &*resumed.stdout),
+        (Some(0), "done\n"),
+        "{resumed:?}"
+    );
+    let files = stored(env).await;
+    assert_eq!(file_names(&files), names);
+    for file in &files {
+        let address = format!("files:{}", file["id"].as_str().unwrap());
+        let is_result = file["filename"] == "cantle-result.json";
+        assert!(
+            is_result || resumed.stderr.contains(&address),
+            "{resumed:?}"
+        );
+    }
+    assert_eq!(env.list(UNDELIVERED), [""; 0]);
+    let over = env.run(["run", "--resume", run]).await;
+    assert_eq!(over.code, Some(2), "{over:?}");
+}
+
+fn catalogue(env: &TestEnv) -> rusqlite::Connection {
+    rusqlite::Connection::open(env.path(".local/state/cantle/files/catalogue.sqlite")).unwrap()
+}
+
+#[tokio::test]
+async fn killed_while_it_delivers_a_run_delivers_once_when_it_is_resumed() {
+    let server = server().await;
+    let env = env(&server);
+    // Creates the catalogue.
+    assert_eq!(stored(&env).await, [Value::Null; 0]);
+    // Objects can be stored, and their rows can't.
+    let lock = catalogue(&env);
+    let command = [
+        "run",
+        "Change it",
+        "--input",
+        "a.txt",
+        "--output-dir",
+        "files:",
+    ];
+    let child = env.command(command).spawn().unwrap();
+    timeout(DEADLINE, server.received(1)).await.unwrap();
+    lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+    env.appeared(".local/state/cantle/files/objects/runs").await;
+    send(&child, Signal::KILL);
+    let killed = wait_for_exit(child).await;
+    assert_eq!((killed.code, &*killed.stdout), (None, ""), "{killed:?}");
+    drop(lock);
+
+    let run = waiting(&env);
+    let staged = std::fs::metadata(env.path(UNDELIVERED)).unwrap();
+    assert_eq!(staged.permissions().mode() & 0o777, 0o700);
+    assert_eq!(stored(&env).await, [Value::Null; 0]);
+    let names = ["b.txt", "c.txt", "cantle-result.json", "é__.txt"];
+    completes(&env, &run, &names).await;
+    assert_eq!(server.requests().len(), 2, "no further model call");
+    // Its sandbox is kept like that of every finished run.
+    let kept = env.run(["runs", "show", &run]).await;
+    assert!(kept.stdout.contains("goes on in it"), "{kept:?}");
+}
+
+#[tokio::test]
+async fn a_delivery_that_failed_half_way_stores_the_rest_when_it_is_resumed() {
+    let server = server().await;
+    let env = env(&server);
+    stored(&env).await;
+    let fail = "CREATE TRIGGER fail BEFORE INSERT ON cantle_files WHEN NEW.filename = 'c.txt'
+                BEGIN SELECT RAISE(ABORT, 'no'); END";
+    catalogue(&env).execute_batch(fail).unwrap();
+    let command = [
+        "run",
+        "Change it",
+        "--input",
+        "a.txt",
+        "--output-dir",
+        "files:",
+    ];
+    let exited = env.run(command).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    let run = waiting(&env);
+    let advice = format!("deliver them with: cantle run --resume {run}");
+    assert!(exited.stderr.contains(&advice), "{exited:?}");
+    assert_eq!(file_names(&stored(&env).await), ["b.txt"]);
+    // It fails again, and nothing is stored twice.
+    let again = env.run(["run", "--resume", &run]).await;
+    assert_eq!(again.code, Some(1), "{again:?}");
+    catalogue(&env).execute_batch("DROP TRIGGER fail").unwrap();
+    let names = ["b.txt", "c.txt", "cantle-result.json", "é__.txt"];
+    completes(&env, &run, &names).await;
+}
+
+#[tokio::test]
+async fn killed_while_it_collects_its_files_a_run_collects_them_again() {
+    let mark = Mark::new(&TestEnv::new());
+    let hang = format!("echo 3 > c.txt; bash -c 'sleep 1000; :' {mark}");
+    let script = Script::new()
+        .turn(command(&hang))
+        .turn(finish("done", &["c.txt"]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let run = ["run", "Work", "--output-dir", "files:"];
+    let child = env.command(run).spawn().unwrap();
+    mark.appeared().await;
+    send(&child, Signal::KILL);
+    wait_for_exit(child).await;
+    let run = env.list(".local/state/cantle/runs").remove(0);
+    env.write(format!("{UNDELIVERED}/{run}/c.txt"), "half");
+    let resumed = env.run(["run", "--resume", &run]).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    let files = stored(&env).await;
+    assert_eq!(file_names(&files), ["c.txt", "cantle-result.json"]);
+    assert_eq!(files[1]["size_bytes"], 2);
+}
+
+#[tokio::test]
+async fn gc_removes_undelivered_files_of_no_run_and_old_ones() {
+    let server = server().await;
+    let env = env(&server);
+    stored(&env).await;
+    let fail =
+        "CREATE TRIGGER fail BEFORE INSERT ON cantle_files BEGIN SELECT RAISE(ABORT, 'no'); END";
+    catalogue(&env).execute_batch(fail).unwrap();
+    let run = [
+        "run",
+        "Change it",
+        "--input",
+        "a.txt",
+        "--output-dir",
+        "files:",
+    ];
+    let exited = env.run(run).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    let run = waiting(&env);
+    let of_no_run = "01a2067fefe37241a2a824fac036503a";
+    let young = "01a2067fefe37241a2a824fac036503b";
+    let gc = async |age: &str| {
+        for (run, age) in [(of_no_run, "1 hour ago"), (young, "now"), (&run, age)] {
+            env.write(format!("{UNDELIVERED}/{run}/x"), "");
+            let mut touch = std::process::Command::new("find");
+            touch.arg(env.path(UNDELIVERED).join(run));
+            touch.args(["-exec", "touch", "-d", age, "{}", "+"]);
+            assert!(touch.status().unwrap().success());
+        }
+        let gc = env.run(["gc"]).await;
+        assert_eq!(gc.code, Some(0), "{gc:?}");
+        let removed = |run: &str| {
+            let line = format!(
+                "removed output files that were not delivered: {}",
+                env.path(UNDELIVERED).join(run).display()
+            );
+            gc.stdout.contains(&line)
+        };
+        [of_no_run, young, &run].map(|run| (removed(run), env.path(UNDELIVERED).join(run).exists()))
+    };
+    let (gone, there) = ((true, false), (false, true));
+    assert_eq!(gc("6 days ago").await, [gone, there, there]);
+    assert_eq!(gc("8 days ago").await, [gone, there, gone]);
 }
 
 #[tokio::test]
