@@ -10,7 +10,7 @@ use cantle::core::tool::Progress;
 use cantle::mcp::{
     Ecosystem, InstalledPackage, McpServer, McpTools, PackageInstaller, ServerPackage,
 };
-use cantle::python::{PackageRequest, PackageSpecifier};
+use cantle::python::{NodeRequest, PackageRequest, PackageSpecifier};
 
 use crate::environment::variable;
 use crate::packages;
@@ -97,25 +97,30 @@ pub(crate) fn of_run(
     layers: &Layers,
     is_replay: bool,
 ) -> anyhow::Result<McpTools> {
-    let tools = tools(read(path)?, packages::hosts(source, layers)?);
+    let packages = ServerPackages {
+        hosts: packages::hosts(source, layers)?,
+        refresh: packages::is_refresh(source, layers),
+    };
+    let tools = tools(read(path)?, packages);
     Ok(if is_replay { tools.offline() } else { tools })
 }
 
 /// Returns the tools of servers. They are started on this machine, wherever the run's commands run: its programs are
 /// those that the file names.
-///
-/// `hosts` are those that installers of their packages may reach, besides the index.
-pub(crate) fn tools(servers: Vec<McpServer>, hosts: Vec<HostPattern>) -> McpTools {
+pub(crate) fn tools(servers: Vec<McpServer>, packages: ServerPackages) -> McpTools {
     McpTools::new(servers)
         .sandboxes(LocalBackend::new())
         .host(LocalBackend::new())
-        .packages(ServerPackages { hosts })
+        .packages(packages)
 }
 
 /// Installs the packages of servers in the store of this user.
-#[derive(Debug)]
-struct ServerPackages {
-    hosts: Vec<HostPattern>,
+#[derive(Clone, Debug)]
+pub(crate) struct ServerPackages {
+    /// Hosts that installers may reach, besides the index.
+    pub(crate) hosts: Vec<HostPattern>,
+    /// Whether specifiers are resolved again.
+    pub(crate) refresh: bool,
 }
 
 #[async_trait]
@@ -153,7 +158,9 @@ impl ServerPackages {
         if program.contains('/') {
             bail!("`{program}` is no name of a program");
         }
-        let request = PackageRequest::new([specifier]).hosts(self.hosts.clone());
+        let request = PackageRequest::new([specifier])
+            .hosts(self.hosts.clone())
+            .refresh(self.refresh);
         let set = packages::store()?.prepare(&request, progress).await?;
         let path = set.path().to_owned();
         let program = path.join("bin").join(program);
@@ -165,9 +172,10 @@ impl ServerPackages {
         package: &ServerPackage,
         progress: &dyn Progress,
     ) -> anyhow::Result<InstalledPackage> {
-        let store = packages::store()?;
-        let prepared = store.prepare_node(&package.specifier, &self.hosts, progress);
-        let installed = prepared.await?;
+        let request = NodeRequest::new(&package.specifier)?
+            .hosts(self.hosts.clone())
+            .refresh(self.refresh);
+        let installed = packages::store()?.prepare_node(&request, progress).await?;
         let program = installed.program(package.program.as_deref())?;
         let path = installed.path().to_owned();
         Ok(InstalledPackage::new(program, vec![path], installed))

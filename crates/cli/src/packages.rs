@@ -71,14 +71,18 @@ pub(crate) fn request(
     policy: &Policy,
 ) -> Result<PackageRequest, Failure> {
     let hosts = hosts(source, layers).usage()?;
-    // A run that is resumed goes on with what it had.
-    let is_saved = layers.origin("refresh_packages") == Some(Origin::SavedRun);
     let roots = policy.read_roots.iter();
     Ok(PackageRequest::new(specifiers)
         .hosts(hosts)
         .read_roots(roots.flat_map(|roots| roots.paths.iter().cloned()))
         .strictness(policy.strictness)
-        .refresh(source.refresh_packages == Some(true) && !is_saved))
+        .refresh(is_refresh(source, layers)))
+}
+
+/// Returns whether packages are resolved again. A run that is resumed goes on with what it had.
+pub(crate) fn is_refresh(source: &PackageSourceSettings, layers: &Layers) -> bool {
+    let is_saved = layers.origin("refresh_packages") == Some(Origin::SavedRun);
+    source.refresh_packages == Some(true) && !is_saved
 }
 
 pub(crate) fn hosts(

@@ -21,8 +21,8 @@ mod tool;
 pub use self::execution::{Execution, ExecutionOutcome};
 pub use self::interpreter::{Interpreter, PythonSession, one_shot};
 pub use self::packages::{
-    CollectedPackages, NodePackage, PackageError, PackageErrorKind, PackageIndex, PackageRequest,
-    PackageSet, PackageSpecifier, PackageStore, PythonTarget,
+    CollectedPackages, NodePackage, NodeRequest, PackageError, PackageErrorKind, PackageIndex,
+    PackageRequest, PackageSet, PackageSpecifier, PackageStore, PythonTarget,
 };
 pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};
 pub use self::tool::PythonTool;

@@ -10,7 +10,6 @@ use std::time::Instant;
 use anyhow::Context as _;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
-use cantle::core::policy::HostPattern;
 use cantle::core::tool::{OpenContext, ToolProvider as _};
 use cantle::mcp::{McpServer, serve_stdio};
 use futures_util::future::join_all;
@@ -22,7 +21,7 @@ use super::exec::failure;
 use super::print;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
-use crate::mcp::{self, McpArgs, McpCommand};
+use crate::mcp::{self, McpArgs, McpCommand, ServerPackages};
 use crate::settings::AllowedHost;
 use crate::text::clean;
 
@@ -61,11 +60,14 @@ async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> R
         McpCommand::List { servers } => (servers, true),
         McpCommand::Test { servers } => (servers, false),
     };
-    let hosts = AllowedHost::patterns(servers.package_host.clone()).usage()?;
+    let packages = ServerPackages {
+        hosts: AllowedHost::patterns(servers.package_host.clone()).usage()?,
+        refresh: false,
+    };
     let servers = mcp::read(&servers.file).usage()?;
     let tried = servers
         .into_iter()
-        .map(|server| try_server(server, hosts.clone(), lists_tools));
+        .map(|server| try_server(server, packages.clone(), lists_tools));
     let Some(tried) = cancellation.run_until_cancelled(join_all(tried)).await else {
         return Ok(Code::Cancelled as u8);
     };
@@ -83,12 +85,12 @@ async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> R
 /// Returns a report on a server, or on its failure.
 async fn try_server(
     server: McpServer,
-    hosts: Vec<HostPattern>,
+    packages: ServerPackages,
     lists_tools: bool,
 ) -> Result<String, String> {
     let title = format!("{} ({})", server.name(), server.place());
     let started = Instant::now();
-    let tools = mcp::tools(vec![server], hosts).max_offered_bytes(usize::MAX);
+    let tools = mcp::tools(vec![server], packages).max_offered_bytes(usize::MAX);
     let opened = tools.open(OpenContext::new(RunId::new())).await;
     let set = opened.map_err(|error| format!("{title}: failed: {error}\n"))?;
     let elapsed = started.elapsed().as_secs_f64();

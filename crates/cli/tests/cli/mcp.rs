@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
+use crate::python::with_wheel;
 use crate::support::{DEADLINE, Exited, Mark, TestEnv, wait_for_exit};
 use crate::{command, finish};
 
@@ -209,6 +210,28 @@ async fn packages_of_servers_are_installed_first_and_start_without_network() {
         exited.stdout.contains("missing (sandbox): failed"),
         "{exited:?}"
     );
+}
+
+#[tokio::test]
+async fn packages_of_servers_are_resolved_again_if_the_run_refreshes_packages() {
+    let server = ScriptedServer::start(Script::new()).await.unwrap();
+    let env = with_wheel(TestEnv::new()).with_server(&server.url());
+    let ended = json!({"command": "uvx", "args": ["--from", "chartless", "python", "-c", ""]});
+    env.write(
+        "servers.json",
+        json!({"mcpServers": {"ended": ended}}).to_string(),
+    );
+    for (flags, is_installed) in [
+        (&[][..], true),
+        (&[], false),
+        (&["--refresh-packages"], true),
+    ] {
+        let args = [&["run", "Go", "--mcp", "servers.json"], flags].concat();
+        let exited = env.run(args).await;
+        assert!(exited.stderr.contains("ended the connection"), "{exited:?}");
+        let installed = exited.stderr.contains("Installing packages: chartless");
+        assert_eq!(installed, is_installed, "{exited:?}");
+    }
 }
 
 /// A client of `cantle mcp`.

@@ -131,7 +131,7 @@ with zipfile.ZipFile("chartless-1.0-py3-none-any.whl", "w") as wheel:
 "#;
 
 /// Adds the wheel, and lets packages come from nowhere else.
-fn with_wheel(env: TestEnv) -> TestEnv {
+pub(crate) fn with_wheel(env: TestEnv) -> TestEnv {
     let mut wheel = std::process::Command::new("python3");
     let written = wheel.args(["-c", WHEEL]).current_dir(env.path("")).status();
     assert!(written.unwrap().success());

@@ -24,7 +24,7 @@ impl PackageSet {
         sandbox: &dyn Sandbox,
         program: &str,
     ) -> Result<Result<String, String>, SandboxError> {
-        let place = format!(".cantle/packages/{}", self.key);
+        let place = format!(".cantle/packages/{}", self.set.key);
         let python = sandbox
             .info()
             .working_directory
@@ -35,13 +35,15 @@ impl PackageSet {
         {
             return Ok(Ok(python.to_string()));
         }
-        let directory = self.path.clone();
+        let directory = self.set.path.clone();
         let packed = tokio::task::spawn_blocking(move || archive(&directory)).await;
         let packed = packed.unwrap_or_else(|error| Err(io::Error::other(error)));
         let digest = packed.map_err(|error| SandboxError::io("failed to pack packages", error))?;
         let archive = SandboxPath::new(format!("{place}.tar.gz"))?;
-        sandbox.upload(&archive_of(&self.path), &archive).await?;
-        let target = &self.resolution.target;
+        sandbox
+            .upload(&archive_of(&self.set.path), &archive)
+            .await?;
+        let target = &self.set.content.target;
         let version = format!("{}.{}", target.version.0, target.version.1);
         let archive = archive.to_string();
         let arguments = [

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::error::PackageError;
 use super::index::PackageIndex;
 use super::request::{PackageRequest, PackageSpecifier, PythonTarget};
-use super::{MAX_PACKAGES, PinnedPackage, Resolution};
+use super::{MAX_PACKAGES, PinnedPackage, Resolution, SetInstaller};
 use crate::discovery::find_python;
 
 /// The program of all steps.
@@ -31,7 +31,7 @@ const RESULT: &str = "result.json";
 /// Maximum duration of a step.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Maximum size of what a step says.
-const MAX_RESULT_BYTES: u64 = 32 << 20;
+pub(super) const MAX_RESULT_BYTES: u64 = 32 << 20;
 /// Maximum number of hosts of an index's files.
 const MAX_HOSTS: usize = 32;
 
@@ -142,11 +142,6 @@ impl<'r> Installer<'r> {
         Ok(installer)
     }
 
-    /// Returns the user that runs the steps.
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.user
-    }
-
     /// Finds the hosts that the other steps reach: those of the index, of its files, and allowed ones.
     async fn find_hosts(&mut self) -> Result<(), PackageError> {
         let request = self.request;
@@ -163,39 +158,6 @@ impl<'r> Installer<'r> {
         }
         self.hosts.extend(request.hosts.iter().cloned());
         Ok(())
-    }
-
-    /// Finds the packages and their digests.
-    pub(super) async fn resolve(&self) -> Result<Resolution, PackageError> {
-        let arguments = json!({ "specifiers": self.request.specifiers });
-        let mut packages: Vec<PinnedPackage> = self.step(None, "resolve", arguments).await?;
-        packages.sort();
-        let is_valid = packages.iter().all(PinnedPackage::is_valid);
-        if !is_valid || packages.is_empty() || packages.len() > MAX_PACKAGES {
-            let message = "the installer's list of packages is not usable: a package has no digest or no version, or there \
-                           are too many";
-            return Err(PackageError::failed(message));
-        }
-        let (target, program) = match (&self.request.target, &self.target) {
-            (Some(target), _) => (target.clone(), None),
-            (None, Some(own)) => (own.clone(), own.executable.canonicalize().ok()),
-            (None, None) => return Err(PackageError::failed("there is no Python")),
-        };
-        Ok(Resolution {
-            target,
-            program,
-            packages,
-        })
-    }
-
-    /// Installs packages into a directory.
-    pub(super) async fn install(
-        &self,
-        directory: &Path,
-        resolution: &Resolution,
-    ) -> Result<(), PackageError> {
-        let arguments = json!({ "directory": directory, "packages": resolution.packages });
-        self.step(Some(directory), "install", arguments).await
     }
 
     /// Runs a step in a new sandbox.
@@ -248,6 +210,43 @@ impl<'r> Installer<'r> {
         }
         let context = SandboxContext::new(RunId::new(), policy);
         Ok(self.backend.open(context).await?)
+    }
+}
+
+impl SetInstaller for Installer<'_> {
+    type Content = Resolution;
+
+    fn owner(&self) -> (u32, u32) {
+        self.user
+    }
+
+    /// Finds the packages and their digests.
+    async fn resolve(&self) -> Result<Resolution, PackageError> {
+        let arguments = json!({ "specifiers": self.request.specifiers });
+        let mut packages: Vec<PinnedPackage> = self.step(None, "resolve", arguments).await?;
+        packages.sort();
+        let is_valid = packages.iter().all(PinnedPackage::is_valid);
+        if !is_valid || packages.is_empty() || packages.len() > MAX_PACKAGES {
+            let message = "the installer's list of packages is not usable: a package has no digest or no version, or there \
+                           are too many";
+            return Err(PackageError::failed(message));
+        }
+        let (target, program) = match (&self.request.target, &self.target) {
+            (Some(target), _) => (target.clone(), None),
+            (None, Some(own)) => (own.clone(), own.executable.canonicalize().ok()),
+            (None, None) => return Err(PackageError::failed("there is no Python")),
+        };
+        Ok(Resolution {
+            target,
+            program,
+            packages,
+        })
+    }
+
+    /// Installs packages into a directory.
+    async fn install(&self, directory: &Path, resolution: &Resolution) -> Result<(), PackageError> {
+        let arguments = json!({ "directory": directory, "packages": resolution.packages });
+        self.step(Some(directory), "install", arguments).await
     }
 }
 

@@ -13,23 +13,23 @@ mod node;
 mod request;
 mod store;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cantle_core::sandbox::Backend;
 use cantle_core::tool::{Progress, Requirements};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use self::error::{PackageError, PackageErrorKind};
 pub use self::index::PackageIndex;
 use self::installer::Installer;
-pub use self::node::NodePackage;
+pub use self::node::{NodePackage, NodeRequest};
 use self::request::is_name;
 pub use self::request::{PackageRequest, PackageSpecifier, PythonTarget};
 pub use self::store::CollectedPackages;
-use self::store::Layout;
+use self::store::{InstalledSet, Layout};
 
 /// Maximum number of packages of a set, and of hashes of a package.
 const MAX_PACKAGES: usize = 2000;
@@ -66,7 +66,32 @@ impl PinnedPackage {
     }
 }
 
-/// The content of a set.
+/// The content of a set, which answers requests until it is not current.
+trait SetContent: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Returns the name of the set: a digest of packages, interpreter and platform.
+    fn key(&self) -> String;
+
+    /// Returns whether this machine's interpreter is what it was.
+    fn is_current(&self) -> bool;
+}
+
+/// Finds the packages of one request and installs them.
+trait SetInstaller: Sync {
+    type Content: SetContent;
+
+    /// Returns the user that installs.
+    fn owner(&self) -> (u32, u32);
+
+    fn resolve(&self) -> impl Future<Output = Result<Self::Content, PackageError>> + Send;
+
+    fn install(
+        &self,
+        directory: &Path,
+        content: &Self::Content,
+    ) -> impl Future<Output = Result<(), PackageError>> + Send;
+}
+
+/// The Python packages of a set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Resolution {
     target: PythonTarget,
@@ -75,13 +100,11 @@ struct Resolution {
     packages: Vec<PinnedPackage>,
 }
 
-impl Resolution {
-    /// Returns the name of the set: a digest of packages, interpreter and platform.
+impl SetContent for Resolution {
     fn key(&self) -> String {
         digest(&(1, &self.target, &self.program, &self.packages))
     }
 
-    /// Returns whether the program is what it was.
     fn is_current(&self) -> bool {
         let Some(program) = &self.program else {
             return true;
@@ -103,13 +126,16 @@ fn digest(value: &impl Serialize) -> String {
 /// The set is not removed while it exists.
 #[derive(Clone, Debug)]
 pub struct PackageSet {
-    resolution: Arc<Resolution>,
-    key: String,
-    path: PathBuf,
+    set: InstalledSet<Resolution>,
     /// Whether sandboxes get a copy.
     is_copied: bool,
-    /// Locked against removal.
-    _in_use: Arc<File>,
+}
+
+impl From<InstalledSet<Resolution>> for PackageSet {
+    fn from(set: InstalledSet<Resolution>) -> Self {
+        let is_copied = false;
+        Self { set, is_copied }
+    }
 }
 
 impl PackageSet {
@@ -122,22 +148,22 @@ impl PackageSet {
 
     /// Returns its name: a digest of packages, interpreter and platform.
     pub fn key(&self) -> &str {
-        &self.key
+        &self.set.key
     }
 
     /// Returns the directory of the virtual environment.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.set.path
     }
 
     /// Returns the path of its Python.
     pub fn python(&self) -> String {
-        self.path.join("bin/python").display().to_string()
+        self.path().join("bin/python").display().to_string()
     }
 
     /// Returns the names and versions of the packages.
     pub fn packages(&self) -> impl Iterator<Item = (&str, &str)> {
-        let packages = self.resolution.packages.iter();
+        let packages = self.set.content.packages.iter();
         packages.map(|it| (it.name.as_str(), it.version.as_str()))
     }
 
@@ -147,9 +173,9 @@ impl PackageSet {
         if self.is_copied {
             return requirements;
         }
-        requirements.read_roots.push(self.path.clone());
+        requirements.read_roots.push(self.path().to_owned());
         // By convention the active environment, whose Python commands can start.
-        let path = self.path.display().to_string();
+        let path = self.path().display().to_string();
         requirements
             .environment
             .insert("VIRTUAL_ENV".to_owned(), path);
@@ -158,7 +184,7 @@ impl PackageSet {
 
     /// Returns the minor version of its Python.
     pub(crate) fn minor_version(&self) -> u8 {
-        self.resolution.target.version.1
+        self.set.content.target.version.1
     }
 }
 
@@ -202,7 +228,7 @@ impl PackageStore {
     /// If the store can't be written.
     pub async fn name(&self, name: &str, set: &PackageSet) -> Result<(), PackageError> {
         let (layout, id, set) = (self.layout.clone(), name.to_owned(), set.clone());
-        store::blocking(move || layout.remember(&id, &set.resolution)).await
+        store::blocking(move || layout.remember(&id, &*set.set.content)).await
     }
 
     /// Returns the set with a name, if it still exists.
@@ -210,16 +236,8 @@ impl PackageStore {
     /// # Errors
     /// If the store can't be read.
     pub async fn named(&self, name: &str) -> Result<Option<PackageSet>, PackageError> {
-        self.find(name.to_owned()).await
-    }
-
-    async fn find(&self, id: String) -> Result<Option<PackageSet>, PackageError> {
-        let layout = self.layout.clone();
-        store::blocking(move || match layout.remembered(&id)? {
-            Some(resolution) => layout.open(resolution),
-            None => Ok(None),
-        })
-        .await
+        let found = self.find(name.to_owned()).await?;
+        Ok(found.map(PackageSet::from))
     }
 
     /// Returns the set for a request, and installs it first if that is necessary. Processes with the same request share
@@ -233,33 +251,12 @@ impl PackageStore {
         progress: &dyn Progress,
     ) -> Result<PackageSet, PackageError> {
         request.check_references()?;
-        if !request.refresh
-            && let Some(set) = self.find(request.id()).await?
-        {
-            return Ok(set);
-        }
-        let _lock = self.layout.lock(progress).await?;
-        let (layout, id) = (self.layout.clone(), request.id());
-        let remembered = store::blocking(move || layout.remembered(&id)).await?;
-        let remembered = remembered.filter(|_| !request.refresh);
-        if let Some(resolution) = &remembered
-            && let Some(set) = self.open(resolution).await?
-        {
-            return Ok(set);
-        }
-        progress.output(&format!("Installing packages: {}\n", request.names()));
-        let installer = Installer::start(&*self.backend, request).await?;
-        let resolution = match remembered {
-            Some(resolution) => resolution,
-            None => installer.resolve().await?,
-        };
-        let set = match self.open(&resolution).await? {
-            Some(set) => set,
-            None => self.install(&installer, &resolution).await?,
-        };
-        let (layout, id) = (self.layout.clone(), request.id());
-        store::blocking(move || layout.remember(&id, &resolution)).await?;
-        Ok(set)
+        let id = (request.id(), request.refresh);
+        let names = format!("packages: {}", request.names());
+        let installer = Installer::start(&*self.backend, request);
+        // On the heap, because futures of callers contain it.
+        let set = Box::pin(self.prepare_set(id, &names, installer, progress)).await?;
+        Ok(set.into())
     }
 
     /// Removes sets that are not complete, or that were not used for `unused`; requests for them install the
@@ -270,24 +267,74 @@ impl PackageStore {
         collected.await.unwrap_or_default()
     }
 
-    async fn open(&self, resolution: &Resolution) -> Result<Option<PackageSet>, PackageError> {
-        let (layout, resolution) = (self.layout.clone(), resolution.clone());
-        store::blocking(move || layout.open(resolution)).await
+    /// Returns the set for the request with an id, and installs what `names` says if that is necessary. `installer` is
+    /// awaited only then.
+    async fn prepare_set<I: SetInstaller>(
+        &self,
+        (id, refresh): (String, bool),
+        names: &str,
+        installer: impl Future<Output = Result<I, PackageError>> + Send,
+        progress: &dyn Progress,
+    ) -> Result<InstalledSet<I::Content>, PackageError> {
+        if !refresh && let Some(set) = self.find(id.clone()).await? {
+            return Ok(set);
+        }
+        let _lock = self.layout.lock(progress).await?;
+        let (layout, request) = (self.layout.clone(), id.clone());
+        let remembered = store::blocking(move || layout.remembered::<I::Content>(&request)).await?;
+        let remembered = remembered.filter(|_| !refresh);
+        if let Some(content) = &remembered
+            && let Some(set) = self.open(content).await?
+        {
+            return Ok(set);
+        }
+        progress.output(&format!("Installing {names}\n"));
+        let installer = installer.await?;
+        let content = match remembered {
+            Some(content) => content,
+            None => installer.resolve().await?,
+        };
+        let set = match self.open(&content).await? {
+            Some(set) => set,
+            None => self.install(&installer, &content).await?,
+        };
+        let layout = self.layout.clone();
+        store::blocking(move || layout.remember(&id, &content)).await?;
+        Ok(set)
     }
 
-    async fn install(
+    async fn find<C: SetContent>(
         &self,
-        installer: &Installer<'_>,
-        resolution: &Resolution,
-    ) -> Result<PackageSet, PackageError> {
-        let key = resolution.key();
+        id: String,
+    ) -> Result<Option<InstalledSet<C>>, PackageError> {
+        let layout = self.layout.clone();
+        store::blocking(move || match layout.remembered(&id)? {
+            Some(content) => layout.open(content),
+            None => Ok(None),
+        })
+        .await
+    }
+
+    async fn open<C: SetContent>(
+        &self,
+        content: &C,
+    ) -> Result<Option<InstalledSet<C>>, PackageError> {
+        let (layout, content) = (self.layout.clone(), content.clone());
+        store::blocking(move || layout.open(content)).await
+    }
+
+    async fn install<I: SetInstaller>(
+        &self,
+        installer: &I,
+        content: &I::Content,
+    ) -> Result<InstalledSet<I::Content>, PackageError> {
+        let key = content.key();
         let (layout, owner) = (self.layout.clone(), installer.owner());
-        let name = key.clone();
-        let directory = store::blocking(move || layout.begin(&name, owner)).await?;
-        let installed = installer.install(&directory, resolution).await;
-        let (layout, kept) = (self.layout.clone(), resolution.clone());
+        let directory = store::blocking(move || layout.begin(&key, owner)).await?;
+        let installed = installer.install(&directory, content).await;
+        let (layout, kept) = (self.layout.clone(), content.clone());
         store::blocking(move || match installed {
-            Ok(()) => layout.complete(&key, kept),
+            Ok(()) => layout.complete(kept),
             Err(error) => {
                 // Otherwise garbage collection does it; the first error is the one to report.
                 let _ = std::fs::remove_dir_all(&directory);

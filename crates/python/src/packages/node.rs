@@ -5,29 +5,109 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use bytes::Bytes;
 use cantle_core::ids::RunId;
 use cantle_core::policy::{HostPattern, Network, Policy};
-use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxExt as _, SpawnRequest};
+use cantle_core::sandbox::{
+    Backend, Sandbox, SandboxContext, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
+};
 use cantle_core::tool::Progress;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use url::Url;
 
-use super::installer::TIMEOUT;
-use super::{PackageError, PackageStore, store};
+use super::installer::{MAX_RESULT_BYTES, TIMEOUT};
+use super::store::InstalledSet;
+use super::{PackageError, PackageStore, SetContent, SetInstaller};
 
-/// Prints the user, and the registry of npm without settings.
-const DESCRIBE: &str = "id -u && id -g && npm config get registry";
+/// Prints Node's program and description, the user, and the registry of npm without settings.
+const DESCRIBE: &str = "command -v node && \
+    node -p 'JSON.stringify({version: process.version, platform: process.platform + \"-\" + process.arch})' && \
+    id -u && id -g && npm config get registry";
+/// Finds the packages without running code of theirs.
+const RESOLVE: &str =
+    "npm install --package-lock-only --ignore-scripts --no-audit --no-fund --prefix .";
+/// Installs what the lock file says.
+const INSTALL: &str = "cp package.json package-lock.json \"$0\" && \
+    exec npm ci --no-audit --no-fund --prefix \"$0\"";
+/// The file of a package that names its dependencies.
+const MANIFEST: &str = "package.json";
+/// npm's file of resolved packages.
+const LOCK: &str = "package-lock.json";
 /// Maximum size of a package's description.
 const MAX_DESCRIPTION_BYTES: u64 = 1 << 20;
+
+/// A request for a package of npm.
+#[must_use]
+#[derive(Clone, Debug)]
+pub struct NodeRequest {
+    name: String,
+    version: String,
+    hosts: Vec<HostPattern>,
+    refresh: bool,
+}
 
 /// A package of npm with its dependencies. It is not removed while this exists.
 #[derive(Clone, Debug)]
 pub struct NodePackage {
     name: String,
+    set: InstalledSet<NodeContent>,
+}
+
+/// Node.js as it describes itself: packages have native parts for a version and a platform.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NodeTarget {
+    version: String,
+    platform: String,
+}
+
+/// The file of a program. An upgrade replaces it at the same path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ProgramFile {
     path: PathBuf,
-    _in_use: Arc<File>,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+impl ProgramFile {
+    fn of(executable: &Path) -> Option<Self> {
+        let path = executable.canonicalize().ok()?;
+        let found = path.metadata().ok()?;
+        Some(Self {
+            path,
+            bytes: found.len(),
+            modified: found.modified().ok()?,
+        })
+    }
+}
+
+/// The packages of npm in a set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NodeContent {
+    target: NodeTarget,
+    /// Node's path in the sandbox, and its file.
+    executable: PathBuf,
+    program: Option<ProgramFile>,
+    /// npm's lock file, with the versions and digests of all packages.
+    lock: Value,
+}
+
+impl SetContent for NodeContent {
+    fn key(&self) -> String {
+        let mut packages = self.lock.get("packages").cloned().unwrap_or_default();
+        if let Some(packages) = packages.as_object_mut() {
+            // The request: others may resolve to the same packages.
+            packages.remove("");
+        }
+        super::digest(&("npm", 2, &self.target, packages))
+    }
+
+    fn is_current(&self) -> bool {
+        ProgramFile::of(&self.executable) == self.program
+    }
 }
 
 /// The part of a `package.json` about programs.
@@ -48,7 +128,7 @@ enum Programs {
 impl NodePackage {
     /// Returns the directory, which a sandbox has to show.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.set.path
     }
 
     /// Returns the path of a program: the named one, that of the package's name, or the only one.
@@ -69,7 +149,7 @@ impl NodePackage {
         };
         match found {
             Some(program) if !program.contains('/') && !program.starts_with('.') => {
-                Ok(self.path.join("node_modules/.bin").join(program))
+                Ok(self.path().join("node_modules/.bin").join(program))
             }
             _ => Err(PackageError::failed(format!(
                 "the package `{}` has no program `{wanted}`",
@@ -79,8 +159,8 @@ impl NodePackage {
     }
 
     fn describe(&self) -> Option<Description> {
-        let path = self.path.join("node_modules").join(&self.name);
-        let path = path.join("package.json");
+        let path = self.path().join("node_modules").join(&self.name);
+        let path = path.join(MANIFEST);
         // The package wrote it: a pipe would block.
         if !std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
             return None;
@@ -94,8 +174,40 @@ impl NodePackage {
     }
 }
 
-/// Returns the name of a package in `name@version` or `@scope/name@version`, if it is one of a registry.
-fn name_of(specifier: &str) -> Option<&str> {
+impl NodeRequest {
+    /// Requests a package, such as `server@1.2` or `@scope/server`, for the Node.js of this machine's sandboxes, from the registry
+    /// that npm is configured with here.
+    ///
+    /// # Errors
+    /// If the specifier is no package of a registry.
+    pub fn new(specifier: &str) -> Result<Self, PackageError> {
+        let (name, version) = parts_of(specifier).ok_or_else(|| {
+            let shown: String = specifier.escape_debug().take(80).collect();
+            PackageError::invalid(format!("`{shown}` is no package of a registry"))
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            hosts: Vec::new(),
+            refresh: false,
+        })
+    }
+
+    /// Allows hosts besides the registry.
+    pub fn hosts(mut self, hosts: impl IntoIterator<Item = HostPattern>) -> Self {
+        self.hosts = hosts.into_iter().collect();
+        self
+    }
+
+    /// Resolves the specifier again, even if that was done before.
+    pub fn refresh(mut self, refresh: bool) -> Self {
+        self.refresh = refresh;
+        self
+    }
+}
+
+/// Returns name and version of `name@version` or `@scope/name@version`, if it is a package of a registry.
+fn parts_of(specifier: &str) -> Option<(&str, &str)> {
     let (scope, name) = match specifier.strip_prefix('@') {
         Some(rest) => rest
             .split_once('/')
@@ -113,103 +225,156 @@ fn name_of(specifier: &str) -> Option<&str> {
     };
     let is_valid = scope.is_none_or(is_word) && is_word(name) && is_version(version);
     let length = scope.map_or(0, |scope| scope.len() + 2) + name.len();
-    is_valid.then(|| specifier.get(..length))?
+    let name = specifier.get(..length).filter(|_| is_valid)?;
+    Some((name, version))
 }
 
 impl PackageStore {
-    /// Returns a package of npm, such as `server@1.2`, and installs it first if that is necessary, with its dependencies, for the Node.js of
-    /// this machine's sandboxes. Its scripts run in a sandbox that reaches only the registry and `hosts`.
+    /// Returns a package of npm with its dependencies, and installs it first if that is necessary. Its scripts run in a sandbox that
+    /// reaches only the registry and allowed hosts.
     ///
     /// # Errors
-    /// If the specifier is no package of a registry, there is no npm, or it fails.
+    /// If there is no npm, or it fails.
     pub async fn prepare_node(
         &self,
-        specifier: &str,
-        hosts: &[HostPattern],
+        request: &NodeRequest,
         progress: &dyn Progress,
     ) -> Result<NodePackage, PackageError> {
-        let name = name_of(specifier).ok_or_else(|| {
-            let shown: String = specifier.escape_debug().take(80).collect();
-            PackageError::invalid(format!("`{shown}` is no package of a registry"))
-        })?;
-        let key = super::digest(&("npm", 1, specifier));
-        let found = |in_use: Arc<File>, path: PathBuf| NodePackage {
-            name: name.to_owned(),
-            path,
-            _in_use: in_use,
-        };
-        let open = || {
-            let (layout, key) = (self.layout.clone(), key.clone());
-            store::blocking(move || Ok(layout.in_use(&key)?.map(|file| (file, layout.set(&key)))))
-        };
-        if let Some((in_use, path)) = open().await? {
-            return Ok(found(in_use, path));
-        }
-        let _lock = self.layout.lock(progress).await?;
-        if let Some((in_use, path)) = open().await? {
-            return Ok(found(in_use, path));
-        }
-        progress.output(&format!("Installing the npm package: {specifier}\n"));
-        let sandbox = self.node_sandbox(None, Vec::new()).await?;
+        let (name, version) = (request.name.clone(), &request.version);
+        let configured = of_this_machine();
+        let id = super::digest(&("npm", 2, &name, version, &configured));
+        let names = format!("the npm package: {name}@{version}");
+        let installer = NodeInstaller::start(&*self.backend, request, configured);
+        let id = (id, request.refresh);
+        // On the heap, because futures of callers contain it.
+        let set = Box::pin(self.prepare_set(id, &names, installer, progress)).await?;
+        Ok(NodePackage { name, set })
+    }
+}
+
+/// Installs a package with the npm of sandboxes.
+struct NodeInstaller<'r> {
+    backend: &'r dyn Backend,
+    manifest: Value,
+    executable: PathBuf,
+    target: NodeTarget,
+    user: (u32, u32),
+    registry: String,
+    hosts: Vec<HostPattern>,
+}
+
+impl<'r> NodeInstaller<'r> {
+    /// Finds Node and the registry.
+    async fn start(
+        backend: &'r dyn Backend,
+        request: &NodeRequest,
+        configured: Option<String>,
+    ) -> Result<Self, PackageError> {
+        let sandbox = open(backend, None, Vec::new()).await?;
         let described = run(&*sandbox, SpawnRequest::shell(DESCRIBE)).await;
         sandbox.close().await?;
         let described = described?;
         let lines: Vec<&str> = described.lines().collect();
-        let [user, group, registry] = lines[..] else {
+        let [executable, target, user, group, default] = lines[..] else {
             return Err(PackageError::failed("npm names no registry"));
         };
-        let registry = of_this_machine().unwrap_or_else(|| registry.to_owned());
-        let (Ok(user), Ok(group)) = (user.parse(), group.parse()) else {
-            return Err(PackageError::failed("the sandbox names no user"));
+        let (Ok(target), Ok(user), Ok(group)) =
+            (serde_json::from_str(target), user.parse(), group.parse())
+        else {
+            let message = "the sandbox's Node.js describes itself in a form that is not understood";
+            return Err(PackageError::failed(message));
         };
-        let mut reached = hosts.to_vec();
-        reached.push(host_of(&registry)?);
-        let (layout, set) = (self.layout.clone(), key.clone());
-        let directory = store::blocking(move || layout.begin(&set, (user, group))).await?;
-        let sandbox = self.node_sandbox(Some(&directory), reached).await?;
-        let target = directory.display().to_string();
-        let argv = [
-            "npm",
-            "install",
-            "--no-audit",
-            "--no-fund",
-            "--prefix",
-            &target,
-            "--",
-        ];
-        let command = SpawnRequest::argv(argv.into_iter().chain([specifier]))
-            .with_env("npm_config_registry", registry)
-            .with_env("npm_config_update_notifier", "false")
-            .with_timeout(TIMEOUT);
-        let installed = run(&*sandbox, command).await;
-        sandbox.close().await?;
-        let (layout, described) = (self.layout.clone(), specifier.to_owned());
-        let in_use = store::blocking(move || match installed {
-            Ok(_) => layout.finish(&key, &described),
-            Err(error) => {
-                // Otherwise garbage collection does it; the first error is the one to report.
-                let _ = std::fs::remove_dir_all(layout.set(&key));
-                Err(error)
-            }
-        });
-        Ok(found(in_use.await?, directory))
+        let registry = configured.unwrap_or_else(|| default.to_owned());
+        let mut hosts = request.hosts.clone();
+        hosts.push(host_of(&registry)?);
+        let dependencies = BTreeMap::from([(&request.name, &request.version)]);
+        Ok(Self {
+            backend,
+            // Without a name, the lock file has that of the sandbox's directory.
+            manifest: json!({"name": "set", "private": true, "dependencies": dependencies}),
+            executable: executable.into(),
+            target,
+            user: (user, group),
+            registry,
+            hosts,
+        })
     }
 
-    async fn node_sandbox(
+    /// Runs npm with the files in a new sandbox, and returns the lock file that it leaves.
+    async fn npm(
         &self,
         write_root: Option<&Path>,
-        hosts: Vec<HostPattern>,
-    ) -> Result<Arc<dyn Sandbox>, PackageError> {
-        let mut policy = Policy::workspace();
-        if !hosts.is_empty() {
-            policy.network = Some(Network::Hosts(hosts));
-        }
-        if let (Some(roots), Some(root)) = (&mut policy.write_roots, write_root) {
-            roots.push(root.to_owned());
-        }
-        let context = SandboxContext::new(RunId::new(), policy);
-        Ok(self.backend.open(context).await?)
+        files: &[(&str, &Value)],
+        command: SpawnRequest,
+    ) -> Result<Value, PackageError> {
+        let sandbox = open(self.backend, write_root, self.hosts.clone()).await?;
+        let done = async {
+            for (name, content) in files {
+                let path = SandboxPath::new(*name).map_err(SandboxError::from)?;
+                let content = Bytes::from(content.to_string());
+                sandbox.write_bytes(&path, content).await?;
+            }
+            let command = command
+                .with_env("npm_config_registry", self.registry.clone())
+                .with_env("npm_config_update_notifier", "false")
+                .with_timeout(TIMEOUT);
+            run(&*sandbox, command).await?;
+            let lock = SandboxPath::new(LOCK).map_err(SandboxError::from)?;
+            let lock = sandbox.read_bytes(&lock, MAX_RESULT_BYTES).await?;
+            serde_json::from_slice(&lock).map_err(|error| {
+                PackageError::failed(format!("the lock file of npm is invalid: {error}"))
+            })
+        };
+        let done = done.await;
+        let closed = sandbox.close().await;
+        let done = done?;
+        closed?;
+        Ok(done)
     }
+}
+
+impl SetInstaller for NodeInstaller<'_> {
+    type Content = NodeContent;
+
+    fn owner(&self) -> (u32, u32) {
+        self.user
+    }
+
+    async fn resolve(&self) -> Result<NodeContent, PackageError> {
+        let files = [(MANIFEST, &self.manifest)];
+        let lock = self.npm(None, &files, SpawnRequest::shell(RESOLVE)).await?;
+        Ok(NodeContent {
+            target: self.target.clone(),
+            executable: self.executable.clone(),
+            program: ProgramFile::of(&self.executable),
+            lock,
+        })
+    }
+
+    async fn install(&self, directory: &Path, content: &NodeContent) -> Result<(), PackageError> {
+        let files = [(MANIFEST, &self.manifest), (LOCK, &content.lock)];
+        let target = directory.display().to_string();
+        let command = SpawnRequest::argv(["sh", "-c", INSTALL, &target]);
+        self.npm(Some(directory), &files, command).await?;
+        Ok(())
+    }
+}
+
+/// Opens a sandbox that reaches the hosts and writes a directory.
+async fn open(
+    backend: &dyn Backend,
+    write_root: Option<&Path>,
+    hosts: Vec<HostPattern>,
+) -> Result<Arc<dyn Sandbox>, PackageError> {
+    let mut policy = Policy::workspace();
+    if !hosts.is_empty() {
+        policy.network = Some(Network::Hosts(hosts));
+    }
+    if let (Some(roots), Some(root)) = (&mut policy.write_roots, write_root) {
+        roots.push(root.to_owned());
+    }
+    let context = SandboxContext::new(RunId::new(), policy);
+    Ok(backend.open(context).await?)
 }
 
 /// Runs a command and returns what it prints.
@@ -249,19 +414,34 @@ fn host_of(registry: &str) -> Result<HostPattern, PackageError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::store::Layout;
     use super::*;
+
+    fn content(executable: &Path) -> NodeContent {
+        NodeContent {
+            target: NodeTarget {
+                version: "v22.1.0".to_owned(),
+                platform: "linux-x64".to_owned(),
+            },
+            executable: executable.to_owned(),
+            program: ProgramFile::of(executable),
+            lock: json!({"packages": {"node_modules/server": {"version": "1.0"}}}),
+        }
+    }
 
     #[test]
     fn a_description_that_is_no_file_is_not_opened() {
         let directory = tempfile::tempdir().unwrap();
-        let name = "server".to_owned();
-        let own = directory.path().join("node_modules").join(&name);
+        std::fs::create_dir(directory.path().join("sets")).unwrap();
+        let layout = Layout::new(directory.path().to_owned());
+        let content = content(&directory.path().join("node"));
+        let path = layout.begin(&content.key(), (0, 0)).unwrap();
+        let own = path.join("node_modules/server");
         std::fs::create_dir_all(&own).unwrap();
-        let description = own.join("package.json");
+        let description = own.join(MANIFEST);
         let package = NodePackage {
-            name,
-            path: directory.path().to_owned(),
-            _in_use: Arc::new(tempfile::tempfile().unwrap()),
+            name: "server".to_owned(),
+            set: layout.complete(content).unwrap(),
         };
         std::fs::write(&description, r#"{"bin": {"serve": "x"}}"#).unwrap();
         assert!(package.program(None).unwrap().ends_with(".bin/serve"));
@@ -271,6 +451,25 @@ mod tests {
             .status();
         assert!(pipe.unwrap().success());
         assert!(package.program(None).is_err());
+    }
+
+    #[test]
+    fn a_replaced_node_resolves_again_and_another_version_is_another_set() {
+        let directory = tempfile::tempdir().unwrap();
+        let executable = directory.path().join("node");
+        std::fs::write(&executable, "old").unwrap();
+        let first = content(&executable);
+        assert!(first.is_current());
+        std::fs::write(&executable, "newer").unwrap();
+        assert!(!first.is_current());
+        let mut second = content(&executable);
+        assert!(second.is_current());
+        assert_eq!(second.key(), first.key());
+        second.target.version = "v24.0.0".to_owned();
+        assert_ne!(second.key(), first.key());
+        let mut third = content(&executable);
+        third.lock = json!({"packages": {"node_modules/server": {"version": "1.1"}}});
+        assert_ne!(third.key(), first.key());
     }
 
     #[test]
@@ -288,7 +487,8 @@ mod tests {
             ("x@npm:y", None),
             ("", None),
         ] {
-            assert_eq!(name_of(specifier), name, "{specifier}");
+            let parts = parts_of(specifier);
+            assert_eq!(parts.map(|(name, _)| name), name, "{specifier}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The files of a store: sets by their keys, and which set answers a request.
 //!
-//! `sets/KEY` is a virtual environment. It is complete if `sets/KEY.json` exists, which processes that use the set
+//! `sets/KEY` is a virtual environment, or a package of npm. It is complete if `sets/KEY.json` exists, which processes that use the set
 //! have locked. `requests/ID.json` is the answer to a request. `lock` is held while packages are installed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 
 use cantle_core::tool::Progress;
 
+use super::SetContent;
 use super::error::PackageError;
-use super::{PackageSet, Resolution};
 
 /// Time between two attempts to lock the store.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
@@ -26,6 +26,16 @@ pub struct CollectedPackages {
     pub removed: Vec<PathBuf>,
     /// Those that could not be removed, with the reason.
     pub failed: Vec<(PathBuf, String)>,
+}
+
+/// A set that is complete. It is not removed while this exists.
+#[derive(Clone, Debug)]
+pub(super) struct InstalledSet<C> {
+    pub(super) content: Arc<C>,
+    pub(super) key: String,
+    pub(super) path: PathBuf,
+    /// Locked against removal.
+    _in_use: Arc<File>,
 }
 
 /// Runs file operations off the runtime's threads.
@@ -99,8 +109,8 @@ impl Layout {
         }
     }
 
-    /// Returns the answer to a request, unless this machine's Python has changed since.
-    pub(super) fn remembered(&self, id: &str) -> Result<Option<Resolution>, PackageError> {
+    /// Returns the answer to a request, unless this machine's interpreter has changed since.
+    pub(super) fn remembered<C: SetContent>(&self, id: &str) -> Result<Option<C>, PackageError> {
         let path = self.request(id);
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -108,29 +118,31 @@ impl Layout {
             Err(error) => return Err(PackageError::io("read", &path, error)),
         };
         // One that this version can't read is resolved again.
-        let resolution: Option<Resolution> = serde_json::from_slice(&text).ok();
-        Ok(resolution.filter(Resolution::is_current))
+        let content: Option<C> = serde_json::from_slice(&text).ok();
+        Ok(content.filter(C::is_current))
     }
 
-    pub(super) fn remember(&self, id: &str, resolution: &Resolution) -> Result<(), PackageError> {
-        write_json(&self.request(id), resolution)
+    pub(super) fn remember(&self, id: &str, content: &impl SetContent) -> Result<(), PackageError> {
+        write_json(&self.request(id), content)
     }
 
     /// Returns a set that is complete, and marks it as used now.
-    pub(super) fn open(&self, resolution: Resolution) -> Result<Option<PackageSet>, PackageError> {
-        let key = resolution.key();
+    pub(super) fn open<C: SetContent>(
+        &self,
+        content: C,
+    ) -> Result<Option<InstalledSet<C>>, PackageError> {
+        let key = content.key();
         let in_use = self.in_use(&key)?;
-        Ok(in_use.map(|in_use| PackageSet {
+        Ok(in_use.map(|in_use| InstalledSet {
             path: self.set(&key),
-            resolution: Arc::new(resolution),
+            content: Arc::new(content),
             key,
-            is_copied: false,
             _in_use: in_use,
         }))
     }
 
     /// Locks a set that is complete against removal, and marks it as used now.
-    pub(super) fn in_use(&self, key: &str) -> Result<Option<Arc<File>>, PackageError> {
+    fn in_use(&self, key: &str) -> Result<Option<Arc<File>>, PackageError> {
         let path = self.marker(key);
         let marker = match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(marker) => marker,
@@ -172,26 +184,17 @@ impl Layout {
     }
 
     /// Ends the installation of a set.
-    pub(super) fn complete(
+    pub(super) fn complete<C: SetContent>(
         &self,
-        key: &str,
-        resolution: Resolution,
-    ) -> Result<PackageSet, PackageError> {
-        let _in_use = self.finish(key, &resolution)?;
-        let opened = self.open(resolution)?;
-        opened.ok_or_else(removed)
-    }
-
-    /// Ends an installation with a description of it.
-    pub(super) fn finish(
-        &self,
-        key: &str,
-        description: &impl serde::Serialize,
-    ) -> Result<Arc<File>, PackageError> {
-        let directory = self.set(key);
+        content: C,
+    ) -> Result<InstalledSet<C>, PackageError> {
+        let key = content.key();
+        let directory = self.set(&key);
         protect(&directory).map_err(|error| PackageError::io("protect", &directory, error))?;
-        write_json(&self.marker(key), description)?;
-        self.in_use(key)?.ok_or_else(removed)
+        write_json(&self.marker(&key), &content)?;
+        self.open(content)?.ok_or_else(|| {
+            PackageError::failed("the packages were removed while they were installed")
+        })
     }
 
     pub(super) fn collect_garbage(&self, unused: Duration) -> CollectedPackages {
@@ -235,10 +238,6 @@ impl Layout {
         fs::remove_dir_all(directory)?;
         Ok(true)
     }
-}
-
-fn removed() -> PackageError {
-    PackageError::failed("the packages were removed while they were installed")
 }
 
 /// Returns the path of a set's archive.

@@ -13,8 +13,8 @@ use cantle_core::policy::{HostPattern, Policy};
 use cantle_core::sandbox::{Backend as _, SandboxContext};
 use cantle_core::tool::{OpenContext, Progress, ToolProvider as _};
 use cantle_python::{
-    ExecutionOutcome, Interpreter, PackageError, PackageErrorKind, PackageIndex, PackageRequest,
-    PackageSet, PackageStore, PythonTool,
+    ExecutionOutcome, Interpreter, NodeRequest, PackageError, PackageErrorKind, PackageIndex,
+    PackageRequest, PackageSet, PackageStore, PythonTool,
 };
 use cantle_testkit::lane::skip;
 use tempfile::TempDir;
@@ -266,4 +266,45 @@ async fn packages_come_from_the_configured_index_and_the_hosts_of_its_files() {
     let set = set.expect("the package is installed");
     let execution = interpreter().packages(set).run("import iniconfig").await;
     assert!(execution.expect("a result").success());
+}
+
+#[tokio::test]
+async fn a_package_of_npm_stays_until_it_is_refreshed_or_node_is_replaced() {
+    let Ok(registry) = std::env::var("CANTLE_TEST_REGISTRY") else {
+        return skip("the peer index is not available");
+    };
+    let host = registry.split('/').nth(2).expect("a host");
+    let host: HostPattern = format!("{host},private").parse().expect("a host");
+    let (place, lines) = (Place::new(), Lines::default());
+    let prepare = async |specifier: &str, refresh| {
+        let request = NodeRequest::new(specifier).expect("a specifier");
+        let request = request.hosts([host.clone()]).refresh(refresh);
+        let prepared = place.store().prepare_node(&request, &lines).await;
+        prepared.expect("the package is installed")
+    };
+    let first = prepare("semver@7.6.x", false).await;
+    assert!(first.program(None).expect("a program").exists());
+    let again = prepare("semver@7.6.x", false).await;
+    assert_eq!(again.path(), first.path());
+    assert_eq!(lines.count("Installing"), 1);
+
+    // Another specifier of the same version is the same set.
+    let refreshed = prepare("semver@7.6.x", true).await;
+    assert_eq!(lines.count("Installing"), 2);
+    let same = prepare("semver@>=7.6.0 <7.7", false).await;
+    assert_eq!(lines.count("Installing"), 3);
+    let key =
+        |package: &cantle_python::NodePackage| package.path().file_name().map(ToOwned::to_owned);
+    assert_eq!(key(&refreshed), key(&first));
+    assert_eq!(key(&same), key(&first));
+
+    // As an upgrade leaves it: another file at Node's path.
+    let requests = place.directory.path().join("store/requests");
+    for entry in fs::read_dir(requests).expect("requests") {
+        let path = entry.expect("a request").path();
+        let text = fs::read_to_string(&path).expect("a request");
+        fs::write(&path, text.replace("\"bytes\":", "\"bytes\":1")).expect("it is written");
+    }
+    prepare("semver@7.6.x", false).await;
+    assert_eq!(lines.count("Installing"), 4);
 }
