@@ -3,7 +3,6 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::llm::LlmClient;
@@ -62,8 +61,6 @@ impl Agent {
                 },
                 approvals: Approvals::allowing(),
                 hooks: None,
-                open_deadline: Duration::from_secs(600),
-                close_deadline: Duration::from_secs(30),
                 tool_table: OnceLock::new(),
             },
         }
@@ -239,13 +236,6 @@ impl AgentBuilder {
     /// Sets the hooks.
     pub fn hooks(mut self, hooks: impl Hooks + 'static) -> Self {
         self.definition.hooks = Some(Arc::new(hooks));
-        self
-    }
-
-    /// Sets the deadlines of opening and closing one provider. Default: 600 s and 30 s.
-    pub fn provider_deadlines(mut self, open: Duration, close: Duration) -> Self {
-        self.definition.open_deadline = open;
-        self.definition.close_deadline = close;
         self
     }
 

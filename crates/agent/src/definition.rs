@@ -1,7 +1,6 @@
 //! The definition of an agent, shared by its sessions.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cantle_core::llm::LlmClient;
 use cantle_core::tool::{AskUser, DynTool, ToolProvider};
@@ -25,8 +24,6 @@ pub(crate) struct Definition {
     pub(crate) rules: Rules,
     pub(crate) approvals: Approvals,
     pub(crate) hooks: Option<Arc<dyn Hooks>>,
-    pub(crate) open_deadline: Duration,
-    pub(crate) close_deadline: Duration,
     /// The table of sessions to which no provider adds tools.
     pub(crate) tool_table: OnceLock<Arc<ToolTable>>,
 }

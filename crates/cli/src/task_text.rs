@@ -12,7 +12,7 @@ use rustix::fs::{FileType, fstat};
 const MAX_BYTES: u64 = 256 * 1024;
 
 /// How long standard input may be silent before the user is told that it is read.
-const PATIENCE: Timespec = Timespec {
+const NOTICE_DELAY: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
@@ -62,7 +62,7 @@ fn standard_input() -> anyhow::Result<String> {
     let failed = "failed to read standard input";
     let stdin = io::stdin().as_fd().try_clone_to_owned().context(failed)?;
     let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
-    if poll(&mut ready, Some(&PATIENCE)).is_ok_and(|ready| ready == 0) {
+    if poll(&mut ready, Some(&NOTICE_DELAY)).is_ok_and(|ready| ready == 0) {
         let _ = writeln!(
             io::stderr(),
             "cantle: reading standard input, which is part of the task; `< /dev/null` leaves it out"

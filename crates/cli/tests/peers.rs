@@ -500,8 +500,9 @@ async fn packages_are_installed_from_an_allowed_index() {
         "CANTLE_TEST_INDEX",
         "CANTLE_TEST_INDEX_FILES",
         "CANTLE_TEST_REGISTRY",
+        "CANTLE_TEST_UV",
     ];
-    let Some([index, files, registry]) = peer("index", variables) else {
+    let Some([index, files, registry, uv]) = peer("index", variables) else {
         return;
     };
     let host = |url: &str| url::Url::parse(url).unwrap().host_str().unwrap().to_owned();
@@ -511,22 +512,29 @@ async fn packages_are_installed_from_an_allowed_index() {
         host(&registry)
     );
     let env = TestEnv::new()
-        .set("PIP_INDEX_URL", index)
+        .set("PIP_INDEX_URL", &index)
+        .set("UV_DEFAULT_INDEX", index)
         .set("npm_config_registry", registry);
     let line = "set -e; pip install --quiet iniconfig==2.0.0 && python3 -c 'import iniconfig' && \
         npm install --global --silent is-number@7.0.0 && ls -A && test -d /tmp/.local/lib/node_modules/is-number && \
-        npm install --silent is-number@7.0.0 && ls -A";
+        npm install --silent is-number@7.0.0 && ls -A && cd /tmp && \
+        $0 venv --quiet env && $0 pip install --quiet --python env iniconfig==2.0.0 && env/bin/python -c 'import iniconfig' && \
+        $0 run --quiet --with iniconfig==2.0.0 python -c 'import iniconfig'";
     let flags = [
         "exec",
+        "--read",
+        &uv,
         "--allow-host",
         &hosts,
         "--env",
         "PIP_INDEX_URL",
         "--env",
+        "UV_DEFAULT_INDEX",
+        "--env",
         "npm_config_registry",
     ];
     let exited = env
-        .run(flags.iter().chain(&["--", "bash", "-c", line]))
+        .run(flags.iter().chain(&["--", "bash", "-c", line, &uv]))
         .await;
     let listed = "node_modules\npackage-lock.json\npackage.json\n";
     assert_eq!(

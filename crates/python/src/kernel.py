@@ -225,7 +225,7 @@ def flush():
 
 
 def refuse_input(prompt=""):
-    raise EOFError("input() is not available here: nobody can answer. Put the values into the code.")
+    raise EOFError("input() is not available here: there is no user to answer. Put the values into the code.")
 
 
 def formats(value):

@@ -14,7 +14,7 @@ use tokio_util::sync::DropGuard;
 use super::open::{OpenRequest, OpenSession};
 use super::options::{ResumeOptions, SessionOptions};
 use super::outputs::{blocking, check_directory};
-use super::tool_sets::ToolSets;
+use super::tool_sets::{CLOSE_DEADLINE, ToolSets};
 use super::warnings::sandbox_warnings;
 use crate::budget::Budget;
 use crate::definition::Definition;
@@ -347,15 +347,14 @@ impl Session {
         resources.cancellation.cancel();
         // The lock is released when the run ends. A run that hangs in a tool must not prevent the rest
         // from being closed.
-        let deadline = resources.agent.close_deadline;
-        let _ = tokio::time::timeout(deadline, resources.history.lock()).await;
+        let _ = tokio::time::timeout(CLOSE_DEADLINE, resources.history.lock()).await;
         let kept = resources.kept.as_ref();
         let can_go_on =
             kept.is_some_and(|kept| keeps_sandbox || kept.unfinished.load(Ordering::Acquire) > 0);
         if can_go_on || self.has_earlier_sandbox.load(Ordering::Acquire) {
-            self.sets.suspend(deadline).await
+            self.sets.suspend().await
         } else {
-            self.sets.close(deadline).await
+            self.sets.close().await
         }
     }
 

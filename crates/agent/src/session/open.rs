@@ -63,8 +63,8 @@ impl OpenSession {
             Err(error) => {
                 // The first error is the one to report. A reattached sandbox must stay.
                 let _ = match request.reattach {
-                    Some(_) => sets.suspend(agent.close_deadline).await,
-                    None => sets.close(agent.close_deadline).await,
+                    Some(_) => sets.suspend().await,
+                    None => sets.close().await,
                 };
                 Err(error)
             }
@@ -137,15 +137,13 @@ impl OpenSession {
 
     /// Closes everything.
     pub(super) async fn close(self) -> Result<(), SessionError> {
-        let deadline = self.resources.agent.close_deadline;
-        self.sets.close(deadline).await
+        self.sets.close().await
     }
 
     /// Closes everything but what outlives the process, after an error.
     pub(super) async fn suspend(self) {
-        let deadline = self.resources.agent.close_deadline;
         // The first error is the one to report.
-        let _ = self.sets.suspend(deadline).await;
+        let _ = self.sets.suspend().await;
     }
 }
 
@@ -182,8 +180,7 @@ async fn open_providers(
     for opens_sandbox in [true, false] {
         let providers = agent.providers.iter();
         for provider in providers.filter(|it| it.provides_sandbox() == opens_sandbox) {
-            sets.open(&**provider, cx.clone(), agent.open_deadline)
-                .await?;
+            sets.open(&**provider, cx.clone()).await?;
             let Some(set) = sets.last() else { continue };
             tools.extend(set.tools());
             if let Some(sandbox) = set.sandbox()

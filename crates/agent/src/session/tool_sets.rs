@@ -6,17 +6,21 @@ use cantle_core::tool::{OpenContext, ProviderError, ToolProvider, ToolSet};
 
 use crate::error::{SessionError, SessionErrorKind};
 
+/// Deadline for opening one set, which may include packages and images.
+const OPEN_DEADLINE: Duration = Duration::from_secs(600);
+/// Deadline for closing one set, and before that for the end of a run.
+pub(super) const CLOSE_DEADLINE: Duration = Duration::from_secs(30);
+
 /// Tool sets with the names of their providers, in the order in which they were opened.
 #[derive(Default)]
 pub(super) struct ToolSets(Vec<(String, Box<dyn ToolSet>)>);
 
 impl ToolSets {
-    /// Opens a provider, within a deadline.
+    /// Opens a provider, within the deadline.
     pub(super) async fn open(
         &mut self,
         provider: &dyn ToolProvider,
         cx: OpenContext,
-        deadline: Duration,
     ) -> Result<(), SessionError> {
         let failed = |error: ProviderError| {
             let sandbox_error = error.sandbox_error();
@@ -30,10 +34,10 @@ impl ToolSets {
             let message = message.trim_end_matches([' ', '.']).to_owned();
             SessionError::new(kind, message).with_source(error)
         };
-        let set = match tokio::time::timeout(deadline, provider.open(cx)).await {
+        let set = match tokio::time::timeout(OPEN_DEADLINE, provider.open(cx)).await {
             Ok(set) => set.map_err(failed)?,
             Err(_) => {
-                let message = format!("it was not open within {} s", deadline.as_secs());
+                let message = format!("it was not open within {} s", OPEN_DEADLINE.as_secs());
                 return Err(failed(ProviderError::new(message)));
             }
         };
@@ -47,31 +51,27 @@ impl ToolSets {
     }
 
     /// Closes all sets in reverse order, each within the deadline, and reports all errors.
-    pub(super) async fn close(self, deadline: Duration) -> Result<(), SessionError> {
-        self.release(deadline, |set| set.close()).await
+    pub(super) async fn close(self) -> Result<(), SessionError> {
+        self.release(|set| set.close()).await
     }
 
     /// Closes all sets, but keeps what outlives this process.
-    pub(super) async fn suspend(self, deadline: Duration) -> Result<(), SessionError> {
-        self.release(deadline, |set| set.suspend()).await
+    pub(super) async fn suspend(self) -> Result<(), SessionError> {
+        self.release(|set| set.suspend()).await
     }
 
-    async fn release<F>(
-        self,
-        deadline: Duration,
-        release: impl Fn(Box<dyn ToolSet>) -> F,
-    ) -> Result<(), SessionError>
+    async fn release<F>(self, release: impl Fn(Box<dyn ToolSet>) -> F) -> Result<(), SessionError>
     where
         F: Future<Output = Result<(), ProviderError>>,
     {
         let mut problems = Vec::new();
         for (name, set) in self.0.into_iter().rev() {
-            match tokio::time::timeout(deadline, release(set)).await {
+            match tokio::time::timeout(CLOSE_DEADLINE, release(set)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => problems.push(format!("{name}: {error}")),
                 Err(_) => problems.push(format!(
                     "{name}: not closed within {} s",
-                    deadline.as_secs()
+                    CLOSE_DEADLINE.as_secs()
                 )),
             }
         }

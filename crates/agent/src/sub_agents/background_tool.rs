@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::options::SubAgent;
 use super::render;
-use super::work::{Begun, Params, SubAgentResult, SubAgentWork, find_begun};
+use super::work::{EarlierRun, Params, SubAgentResult, SubAgentWork, find_earlier_run};
 use crate::journal::BackgroundAgentRecord;
 use crate::scope::{Background, SubAgentCall};
 
@@ -104,16 +104,16 @@ impl SubAgent {
             |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
         // Held until the sub-agent is known to have begun.
         let _place;
-        let (record, work, waits_for_journal) = match find_begun(call).await? {
-            Begun::Unfinished(run, note) => {
+        let (record, work, waits_for_journal) = match find_earlier_run(call).await? {
+            EarlierRun::Unfinished(run, note) => {
                 let work = self.resume(run, call, cx).await;
                 (record_of(&note), work, false)
             }
-            Begun::Finished(content) => {
+            EarlierRun::Finished(content) => {
                 let record = record_of(&content.header.note);
                 (record, Err(self.finished(*content).await), false)
             }
-            Begun::Nothing => {
+            EarlierRun::Nothing => {
                 let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
                     let reason =
                         "`start` needs a `task`: what to do, with everything it has to know";

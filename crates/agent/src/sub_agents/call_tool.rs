@@ -7,7 +7,7 @@ use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
 use serde_json::Value;
 
 use super::options::SubAgent;
-use super::work::{Begun, Params, find_begun};
+use super::work::{EarlierRun, Params, find_earlier_run};
 use crate::scope::SubAgentCall;
 
 impl SubAgent {
@@ -21,10 +21,10 @@ impl SubAgent {
         if let Some(refusal) = self.refusal(call, cx) {
             return Ok(refusal);
         }
-        let work = match find_begun(call).await? {
-            Begun::Nothing => self.begin(params, call, cx, Value::Null).await,
-            Begun::Unfinished(run, _) => self.resume(run, call, cx).await,
-            Begun::Finished(content) => Err(self.finished(*content).await),
+        let work = match find_earlier_run(call).await? {
+            EarlierRun::Nothing => self.begin(params, call, cx, Value::Null).await,
+            EarlierRun::Unfinished(run, _) => self.resume(run, call, cx).await,
+            EarlierRun::Finished(content) => Err(self.finished(*content).await),
         };
         let result = match work {
             Ok(work) => {

@@ -39,7 +39,7 @@ pub(super) struct Params {
 }
 
 /// The run that an earlier process, or an earlier attempt of this one, began for a call.
-pub(super) enum Begun {
+pub(super) enum EarlierRun {
     Nothing,
     /// A run that can be resumed, with its note.
     Unfinished(RunId, Value),
@@ -47,9 +47,9 @@ pub(super) enum Begun {
 }
 
 /// Finds the run that was begun for this call.
-pub(super) async fn find_begun(call: &SubAgentCall) -> Result<Begun, ToolError> {
+pub(super) async fn find_earlier_run(call: &SubAgentCall) -> Result<EarlierRun, ToolError> {
     let Some(store) = call.store() else {
-        return Ok(Begun::Nothing);
+        return Ok(EarlierRun::Nothing);
     };
     let unreadable = |error: &dyn std::fmt::Display| {
         ToolError::failed(format!("The sub-agent's journal can't be read: {error}"))
@@ -71,16 +71,16 @@ pub(super) async fn find_begun(call: &SubAgentCall) -> Result<Begun, ToolError> 
 }
 
 /// Finds a call's run; `None` while another process works on it.
-fn find_in(store: &RunStore) -> Result<Option<Begun>, StoreError> {
+fn find_in(store: &RunStore) -> Result<Option<EarlierRun>, StoreError> {
     let Some(run) = store.list()?.0.into_iter().next() else {
-        return Ok(Some(Begun::Nothing));
+        return Ok(Some(EarlierRun::Nothing));
     };
     Ok(match run.status {
         KeptStatus::Running => None,
         KeptStatus::Ended(RunStatus::Finished) => {
-            Some(Begun::Finished(Box::new(store.read(run.run)?)))
+            Some(EarlierRun::Finished(Box::new(store.read(run.run)?)))
         }
-        _ => Some(Begun::Unfinished(run.run, run.note)),
+        _ => Some(EarlierRun::Unfinished(run.run, run.note)),
     })
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::print;
 use crate::args::ConfigArgs;
 use crate::exit::{Failure, FailureExt as _};
-use crate::settings::layers::{Layers, names};
+use crate::settings::layers::{Layers, default_of, names};
 
 /// Performs the command, and returns the exit code.
 pub(crate) fn perform(args: &ConfigArgs) -> Result<u8, Failure> {
@@ -35,7 +35,12 @@ pub(crate) fn perform(args: &ConfigArgs) -> Result<u8, Failure> {
                 let _ = writeln!(text, "{name} = {value}  # {origin}");
             }
             _ => {
-                let _ = writeln!(text, "# {name}");
+                let default = default_of(&name).unwrap_or_default();
+                let _ = writeln!(
+                    text,
+                    "{}",
+                    format!("# {name} = {default}").trim_end_matches(" = ")
+                );
             }
         }
     }

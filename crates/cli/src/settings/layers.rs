@@ -520,6 +520,15 @@ pub(crate) fn names() -> Vec<String> {
     names_of::<Settings>()
 }
 
+/// Returns the default of a setting as its help states it; `None` if it depends on others or there is none.
+pub(crate) fn default_of(name: &str) -> Option<String> {
+    let command = <Settings as clap::Args>::augment_args(clap::Command::new("cantle"));
+    let arg = command.get_arguments().find(|arg| arg.get_id() == name)?;
+    let help = arg.get_help()?.to_string();
+    let (_, default) = help.rsplit_once("[default: ")?;
+    Some(default.strip_suffix(']')?.to_owned())
+}
+
 /// Returns the names of the settings of a group.
 pub(crate) fn names_of<G: clap::Args>() -> Vec<String> {
     let command = G::augment_args(clap::Command::new("cantle"));

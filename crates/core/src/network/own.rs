@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use super::embedded_v4;
 
 /// Addresses that no machine has, reserved for documentation.
-const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const NOBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+const UNASSIGNED_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const UNASSIGNED_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
 /// Returns whether a connection to an address now reaches this machine.
 ///
@@ -23,14 +23,14 @@ pub fn is_own(address: IpAddr) -> bool {
 
 fn is_bindable(address: IpAddr) -> bool {
     let bind = |address: IpAddr| UdpSocket::bind((address, 0));
-    let nobody: IpAddr = match address {
-        IpAddr::V4(_) => NOBODY_V4.into(),
-        IpAddr::V6(_) => NOBODY_V6.into(),
+    let unassigned: IpAddr = match address {
+        IpAddr::V4(_) => UNASSIGNED_V4.into(),
+        IpAddr::V6(_) => UNASSIGNED_V6.into(),
     };
     if bind(address).is_err() {
         return false;
     }
-    if bind(nobody).is_err() {
+    if bind(unassigned).is_err() {
         return true;
     }
     // The machine allows binding to any address (`net.ipv4.ip_nonlocal_bind`).

@@ -1,7 +1,7 @@
 //! Names of files that programs on the host read without being asked.
 
 /// Names of files and directories that configure version control, editors, shells, CI and agents, in lower case.
-const RESERVED: [&str; 33] = [
+const RESERVED: &[&str] = &[
     ".git",
     "git~1",
     ".gitmodules",
@@ -14,6 +14,12 @@ const RESERVED: [&str; 33] = [
     ".idea",
     ".devcontainer",
     ".devcontainer.json",
+    ".zed",
+    ".exrc",
+    ".vimrc",
+    ".nvim.lua",
+    ".nvimrc",
+    ".dir-locals.el",
     ".envrc",
     ".bashrc",
     ".bash_profile",
@@ -21,12 +27,28 @@ const RESERVED: [&str; 33] = [
     ".zshrc",
     ".zshenv",
     ".npmrc",
+    ".cargo",
+    ".mise.toml",
+    "mise.toml",
+    ".tool-versions",
     ".github",
     ".gitlab-ci.yml",
     ".circleci",
+    ".travis.yml",
+    ".drone.yml",
+    ".woodpecker",
+    ".woodpecker.yml",
+    ".woodpecker.yaml",
+    ".buildkite",
+    ".appveyor.yml",
+    "azure-pipelines.yml",
+    "bitbucket-pipelines.yml",
+    "jenkinsfile",
     ".claude",
     ".codex",
     ".cursor",
+    ".gemini",
+    "gemini.md",
     "agents.md",
     "claude.md",
     "mcp.json",
@@ -51,7 +73,9 @@ pub fn reserved_name(path: &str) -> Option<&str> {
         // Some file systems drop these characters.
         let name: String = component.chars().filter(char::is_ascii).collect();
         let name = name.trim_end_matches(['.', ' ']).to_ascii_lowercase();
-        name.starts_with(".cantle") || RESERVED.contains(&&*name)
+        name.starts_with(".cantle")
+            || name.ends_with(".code-workspace")
+            || RESERVED.contains(&&*name)
     })
 }
 
@@ -71,6 +95,8 @@ mod tests {
             ".cantle-0/x",
             "docs/AGENTS.md",
             "/work/.envrc",
+            "ci/Jenkinsfile",
+            "x.code-workspace",
         ] {
             assert!(reserved_name(path).is_some(), "{path}");
         }

@@ -96,11 +96,6 @@ impl ExecutionEnvironment {
         self.policy.as_ref()
     }
 
-    /// Returns the export directory.
-    pub fn exports_to(&self) -> Option<&Path> {
-        self.export_dir.as_deref()
-    }
-
     /// Returns the warnings of its construction.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
