@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_core::content::{Content, Part};
 use cantle_core::escape::shorten;
@@ -19,12 +20,16 @@ use rmcp::model::{
 use rmcp::service::{RequestContext, RoleServer, ServerInitializeError, serve_server_with_ct};
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS};
 
+/// Time for cancelled calls to end by themselves once the connection has ended.
+const CALL_GRACE: Duration = Duration::from_secs(15);
+
 /// Serves tools over standard input and output until the input ends or `cancellation` is cancelled. Calls that then run
-/// have a few seconds to end.
+/// have a few seconds to end, are cancelled, and have 15 seconds to clean up.
 ///
 /// A request that the client cancels cancels its call. Messages have up to 16 MiB, and up to 16 calls run at once;
 /// further ones are refused. Nothing else may write to standard output.
@@ -33,8 +38,15 @@ use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS};
 /// If the client does not begin with a handshake of the protocol.
 pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -> io::Result<()> {
     let server = ToolServer::new(tools);
+    let calls = Arc::clone(&server.calls);
     match serve_server_with_ct(server, rmcp::transport::stdio(), cancellation).await {
-        Ok(service) => service.waiting().await.map(drop).map_err(io::Error::other),
+        Ok(service) => {
+            let ended = service.waiting().await;
+            // The calls are tasks of rmcp, which cancels them and does not wait for them.
+            let all = u32::try_from(MAX_SERVED_CALLS).unwrap_or(u32::MAX);
+            let _ = timeout(CALL_GRACE, calls.acquire_many(all)).await;
+            ended.map(drop).map_err(io::Error::other)
+        }
         Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => {
             Ok(())
         }
@@ -55,7 +67,7 @@ pub(crate) struct ToolServer {
     /// Over HTTP, the tools of requests without a session.
     shared: Option<Arc<[DynTool]>>,
     run: RunId,
-    calls: Semaphore,
+    calls: Arc<Semaphore>,
 }
 
 impl ToolServer {
@@ -64,7 +76,7 @@ impl ToolServer {
             tools,
             shared: None,
             run: RunId::new(),
-            calls: Semaphore::new(MAX_SERVED_CALLS),
+            calls: Arc::new(Semaphore::new(MAX_SERVED_CALLS)),
         }
     }
 

@@ -453,6 +453,24 @@ async fn a_cancelled_run_of_a_client_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_run_removes_its_sandbox_if_the_client_closes_the_connection() {
+    let env = TestEnv::new();
+    let mark = Mark::new(&env);
+    let script = Script::new().turn(command(&format!("bash -c 'sleep 1000; :' {mark}")));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    let mut client = Client::start(&env, &["--allow-agent", "--", "--no-keep"]).await;
+    let params = json!({"name": "run_agent", "arguments": {"task": "Wait"}});
+    client.send("tools/call", params).await;
+    mark.appeared().await;
+    let entries = || std::fs::read_dir(env.path("tmp")).unwrap().count();
+    assert_ne!(entries(), 0);
+    let exited = client.close().await;
+    assert_eq!((exited.code, entries()), (Some(0), 0), "{exited:?}");
+    mark.gone().await;
+}
+
+#[tokio::test]
 async fn bad_calls_of_a_client_are_errors() {
     let env = TestEnv::new();
     let mut client = Client::start(&env, &[]).await;

@@ -18,7 +18,7 @@ use crate::args::RunArgs;
 use crate::config::RunConfig;
 use crate::settings::layers::Layer;
 
-/// Time for a cancelled run to end by itself.
+/// Time for a cancelled run to end by itself; less than `serve_stdio` grants calls.
 const GRACE: Duration = Duration::from_secs(10);
 /// Maximum characters of the errors of a run that failed.
 const MAX_ERROR_CHARS: usize = 4_000;
