@@ -70,9 +70,9 @@ fn text(run: &KeptRun, events: &[Event]) -> String {
             } => {
                 writeln!(text, "file: {} ({size_bytes} bytes)", for_decision(source))
             }
-            EventKind::RunFinished { status, finish, .. } => {
-                let finish = finish.as_ref().and_then(transcript::answer);
-                let answer = clean(finish.unwrap_or("none").trim());
+            EventKind::RunFinished { status, .. } => {
+                let answer = transcript::final_answer(events);
+                let answer = clean(answer.as_deref().unwrap_or("none").trim());
                 let cost = run.cost_usd.map_or_else(|| "unknown".to_owned(), dollars);
                 let status = status_text(*status);
                 writeln!(

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use cantle::core::escape::{for_decision, for_display};
-use cantle::core::event::{Event, EventKind, Finish};
+use cantle::core::event::{Event, EventKind, Finish, RunStatus};
 use serde_json::Value;
 
 use crate::display::{CommandResult, isolation, status_text};
@@ -253,8 +253,33 @@ impl Transcript {
 }
 
 /// Returns the answer of a finish call that consists of one.
-pub(crate) fn answer(finish: &Finish) -> Option<&str> {
+fn answer(finish: &Finish) -> Option<&str> {
     finish.params.get("reason").and_then(Value::as_str)
+}
+
+/// Returns what a run ended with: the answer of its finish call, or else the call's parameters; or the last text of the
+/// model, where that is the result.
+pub(crate) fn final_answer(events: &[Event]) -> Option<String> {
+    let (mut last_text, mut result) = (None, None);
+    for event in events.iter().filter(|event| event.depth == 0) {
+        match &event.kind {
+            EventKind::ModelAnswered { text, .. } if !text.trim().is_empty() => {
+                last_text = Some(text);
+            }
+            EventKind::RunFinished { status, finish, .. } => {
+                result = match finish {
+                    Some(finish) => Some(match answer(finish) {
+                        Some(answer) => answer.to_owned(),
+                        None => format!("{:#}", finish.params),
+                    }),
+                    None if *status == RunStatus::AnsweredInText => last_text.cloned(),
+                    None => None,
+                };
+            }
+            _ => {}
+        }
+    }
+    result
 }
 
 /// Formats a text as inline code.

@@ -51,7 +51,7 @@ pub(crate) enum RunsCommand {
         /// Id of the run, a prefix of it, or `last`
         run: String,
     },
-    /// Copy the files of a run that did not finish, or the journal of any
+    /// Copy the files of a working directory that is kept, or the journal of any run
     Export {
         /// Id of the run, a prefix of it, or `last`
         run: String,

@@ -211,25 +211,20 @@ fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
     rows.extend(run.error.as_ref().map(|error| ("error", clean(error))));
     rows.push(("begun", format!("{} ago", duration(age(run.begun)))));
     rows.push(("latest", format!("{} ago", duration(age(run.latest)))));
+    let answer = transcript::final_answer(events);
+    rows.extend(answer.map(|answer| ("answer", clean(answer.trim()))));
     for event in events.iter().filter(|event| event.depth == 0) {
-        match &event.kind {
-            EventKind::RunFinished { finish, .. } => {
-                let finish = finish.as_ref().and_then(transcript::answer);
-                rows.extend(finish.map(|answer| ("answer", clean(answer.trim()))));
-            }
-            EventKind::OutputSaved { source, path, .. } => {
-                // A file for a store is here only until it is there.
-                let staged = Path::new(path);
-                let is_stored = staged.starts_with(state.undelivered()) && !staged.exists();
-                let path = if path.is_empty() || is_stored {
-                    source
-                } else {
-                    path
-                };
-                let name = if is_stored { "stored" } else { "file" };
-                rows.push((name, for_decision(path)));
-            }
-            _ => {}
+        if let EventKind::OutputSaved { source, path, .. } = &event.kind {
+            // A file for a store is here only until it is there.
+            let staged = Path::new(path);
+            let is_stored = staged.starts_with(state.undelivered()) && !staged.exists();
+            let path = if path.is_empty() || is_stored {
+                source
+            } else {
+                path
+            };
+            let name = if is_stored { "stored" } else { "file" };
+            rows.push((name, for_decision(path)));
         }
     }
     if let Some(copy) = working_copy(run) {
@@ -246,7 +241,7 @@ fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
         rows.push(("kept", continued));
     }
     rows.push(("journal", run.directory.display().to_string()));
-    if run.status.is_resumable() {
+    if run.status.is_resumable() && kept_sandbox::check_resumable(&state.runs(), run).is_ok() {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
     }
     if undelivered::of(state, run).is_some() {

@@ -23,7 +23,7 @@ use super::markup::escaped;
 use super::{FilePatch, RunRecord, chart};
 use crate::display::{isolation, status_text};
 use crate::text::{count, dollars, duration, one_line, plural, size};
-use crate::transcript::answer;
+use crate::transcript::final_answer;
 use crate::web;
 
 const PAGE: &str = include_str!("page/page.html");
@@ -205,17 +205,8 @@ impl Summary<'_> {
         if heading(&run.task) != escaped(run.task.trim()) {
             text(html, "Task", "task", &run.task);
         }
-        for event in self.record.events.iter().filter(|event| event.depth == 0) {
-            if let EventKind::RunFinished {
-                finish: Some(finish),
-                ..
-            } = &event.kind
-            {
-                match answer(finish) {
-                    Some(answer) => text(html, "Answer", "answer", answer),
-                    None => text(html, "Result", "result", &format!("{:#}", finish.params)),
-                }
-            }
+        if let Some(answer) = final_answer(&self.record.events) {
+            text(html, "Answer", "answer", &answer);
         }
         if let Some(error) = &run.error {
             text(html, "Error", "error", error);

@@ -52,6 +52,31 @@ async fn kept_run_is_shown_in_every_form() {
 }
 
 #[tokio::test]
+async fn an_answer_in_text_is_shown_as_the_result() {
+    let script = Script::new()
+        .turn(Turn::text("There are **3** words."))
+        .repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Count the words"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let shown = env.run(["runs", "show", "last"]).await.stdout;
+    assert!(shown.contains("answer   There are **3** words."), "{shown}");
+    assert!(!shown.contains("--resume"), "{shown}");
+    let page = env
+        .run(["runs", "show", "last", "--format", "html"])
+        .await
+        .stdout;
+    assert!(page.contains("There are **3** words."), "{page}");
+    let compared = env.run(["runs", "diff", "last", "last"]).await;
+    assert_eq!(
+        (compared.code, &*compared.stdout),
+        (Some(0), ""),
+        "{compared:?}"
+    );
+}
+
+#[tokio::test]
 async fn runs_are_compared_as_a_diff() {
     let answers = |word: &str| {
         Script::new()
