@@ -58,7 +58,7 @@ fn assert_refused((success, text): (bool, String), reason: &str) {
 async fn addresses_that_are_not_public_are_refused_in_every_spelling() {
     let server = serve(|_| response("200 OK", &["content-type: text/plain"], "secret")).await;
     let port = server.port();
-    let spellings = [
+    let not_public = [
         format!("http://127.0.0.1:{port}/"),
         format!("http://127.1:{port}/"),
         format!("http://2130706433:{port}/"),
@@ -70,16 +70,29 @@ async fn addresses_that_are_not_public_are_refused_in_every_spelling() {
         format!("http://[::1]:{port}/"),
         format!("http://[::ffff:127.0.0.1]:{port}/"),
         format!("http://[64:ff9b::7f00:1]:{port}/"),
-        format!("http://①②⑦.⓪.⓪.①:{port}/"),
-        format!("//127.0.0.1:{port}/"),
+        format!("http://%E2%91%A0%E2%91%A1%E2%91%A6.0.0.1:{port}/"),
         "http://169.254.169.254/latest/meta-data/".to_owned(),
-        "file:///etc/passwd".to_owned(),
-        "http://user:pass@web.example.com/".to_owned(),
     ];
+    let others = [
+        (
+            format!("http://①②⑦.⓪.⓪.①:{port}/"),
+            "public",
+            "without a target",
+        ),
+        (format!("//127.0.0.1:{port}/"), "", "public"),
+        ("file:///etc/passwd".to_owned(), "http", "http"),
+        (
+            "http://user:pass@web.example.com/".to_owned(),
+            "user",
+            "user",
+        ),
+    ];
+    let not_public = not_public.map(|url| (url, "public", "public"));
+    let spellings: Vec<_> = not_public.into_iter().chain(others).collect();
     let set = open(&WebTools::new()).await;
-    for url in &spellings {
+    for (url, reason, _) in &spellings {
         let output = call(&*set, json!({"url": url}), context()).await;
-        assert_refused((output.success, output.content.text()), "");
+        assert_refused((output.success, output.content.text()), reason);
     }
     // The same as targets of redirects, from a server that is reachable.
     let targets = spellings.clone();
@@ -90,12 +103,12 @@ async fn addresses_that_are_not_public_are_refused_in_every_spelling() {
             .unwrap()
             .parse::<usize>()
             .unwrap();
-        let location: String = targets[number].chars().filter(char::is_ascii).collect();
+        let location = &targets[number].0;
         response("302 Found", &[&format!("location: {location}")], "")
     })
     .await;
-    for number in 0..spellings.len() {
-        assert_refused(fetch(redirecting, &format!("/{number}")).await, "");
+    for (number, (_, _, reason)) in spellings.iter().enumerate() {
+        assert_refused(fetch(redirecting, &format!("/{number}")).await, reason);
     }
 }
 
