@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxHandle, SandboxInfo,
-    SandboxPath, SpawnRequest, WriteOptions,
+    SandboxPath, SpawnRequest, Walk, WriteOptions, walk_by_command,
 };
 #[cfg(confined)]
 use cantle_core::sandbox::{ChangeNotice, Connection};
@@ -78,6 +78,20 @@ impl Sandbox for LocalSandbox {
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         let path = path.clone();
         self.with_files(move |root| root.list(&path)).await
+    }
+
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        if !self.shared.root.contains(directory) {
+            // Commands see more than this sandbox's own files.
+            return walk_by_command(self, directory, max_entries).await;
+        }
+        let directory = directory.clone();
+        self.with_files(move |root| root.walk(&directory, max_entries))
+            .await
     }
 
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {

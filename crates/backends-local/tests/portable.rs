@@ -21,6 +21,8 @@ mod files;
 mod output;
 #[path = "local/paths.rs"]
 mod paths;
+#[path = "local/walks.rs"]
+mod walks;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;

@@ -17,6 +17,7 @@ mod remove;
 mod resolve;
 mod tree;
 mod usage;
+mod walk;
 mod write;
 
 use std::fs::{File, Permissions};

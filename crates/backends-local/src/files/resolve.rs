@@ -71,6 +71,11 @@ impl Root {
         Ok(self.view_paths().work.join(path.relative_bytes())?)
     }
 
+    /// Whether a path is in one of the sandbox's directories, unless a link leads out of them.
+    pub(crate) fn contains(&self, path: &SandboxPath) -> bool {
+        self.relative_path(path).is_ok()
+    }
+
     /// Returns the path relative to the root.
     pub(super) fn relative_path(&self, path: &SandboxPath) -> Result<Vec<u8>, SandboxError> {
         if !path.is_absolute() {

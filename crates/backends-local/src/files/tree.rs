@@ -129,6 +129,6 @@ fn info(path: SandboxPath, stat: &Stat) -> FileInfo {
 }
 
 /// Converts a mode, whose width depends on the system.
-fn mode(mode: impl Into<u32>) -> u32 {
+pub(super) fn mode(mode: impl Into<u32>) -> u32 {
     mode.into()
 }

@@ -52,6 +52,17 @@ async fn commands_and_file_api_share_paths() {
     for outside in ["/usr/bin/env", "/etc/passwd", "/"] {
         assert!(sandbox.stat(&path(outside)).await.is_err(), "{outside}");
     }
+    // A walk reaches what commands see, too.
+    for (directory, name) in [
+        ("/workspace", "f"),
+        ("/tmp", "made"),
+        ("/etc", "passwd"),
+        ("/dev/shm", "m"),
+    ] {
+        run(&*sandbox, "touch /dev/shm/m").await;
+        let walk = sandbox.walk(&path(directory), 100_000).await.unwrap();
+        assert!(walk.entries.contains_key(&path(name)), "{directory}");
+    }
     let below = SpawnRequest::shell("pwd").in_directory(path("/tmp"));
     assert_eq!(sandbox.run(below).await.unwrap().stdout.text(), "/tmp\n");
     sandbox.close().await.unwrap();

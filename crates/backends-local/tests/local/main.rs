@@ -30,3 +30,4 @@ mod programs;
 mod starved;
 mod support;
 mod terminal;
+mod walks;

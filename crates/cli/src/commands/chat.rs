@@ -14,7 +14,7 @@ use cantle::core::content::Content;
 use cantle::core::escape::for_decision;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
-use cantle::core::sandbox::{FileKind, SandboxExt as _, SandboxPath};
+use cantle::core::sandbox::{FileKind, SandboxPath};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use cantle::agent::InputOptions;
 use cantle::core::ids::RunId;
-use cantle::core::sandbox::{Sandbox, SandboxExt as _, SandboxPath, Walk};
+use cantle::core::sandbox::{Sandbox, SandboxPath, Walk};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

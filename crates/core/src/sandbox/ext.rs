@@ -298,19 +298,6 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         Ok(matched)
     }
 
-    /// Lists up to `max_entries` files, directories and links below a directory, without following links, by one
-    /// command if the sandbox has GNU `find`, and otherwise by one request per directory.
-    ///
-    /// # Errors
-    /// As [`Sandbox::list`], for the directory itself.
-    async fn walk(
-        &self,
-        directory: &SandboxPath,
-        max_entries: usize,
-    ) -> Result<Walk, SandboxError> {
-        walk::walk(self, directory, max_entries).await
-    }
-
     /// Describes the files of `directory` that were created or changed between two walks of it.
     ///
     /// Each changed file is read once, for its digest. The walks do not show which process changed a file:

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::{
     Backend, ByteRange, ByteStream, ChangeNotice, Connection, Exit, FileInfo, OutputStream,
     Process, ProcessStdin, PtySize, Sandbox, SandboxContext, SandboxError, SandboxHandle,
-    SandboxInfo, SandboxPath, Signal, SpawnRequest, WriteOptions,
+    SandboxInfo, SandboxPath, Signal, SpawnRequest, Walk, WriteOptions,
 };
 
 macro_rules! forward_to_pointee {
@@ -66,6 +66,14 @@ macro_rules! forward_to_pointee {
 
             async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
                 (**self).list(path).await
+            }
+
+            async fn walk(
+                &self,
+                directory: &SandboxPath,
+                max_entries: usize,
+            ) -> Result<Walk, SandboxError> {
+                (**self).walk(directory, max_entries).await
             }
 
             async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {

@@ -67,7 +67,10 @@ pub use self::signal::Signal;
 pub use self::transfer::{
     OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,
 };
-pub use self::walk::{Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkEntry, media_type};
+pub use self::walk::{
+    Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkBuilder, WalkEntry, media_type,
+    walk_by_command,
+};
 use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::principal::Principal;
@@ -228,6 +231,20 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// [`SandboxErrorKind::NotADirectory`] for anything but a directory, [`SandboxErrorKind::Unsupported`] if it has
     /// more than [`MAX_LIST_ENTRIES`] entries.
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError>;
+
+    /// Lists up to `max_entries` files, directories and links below a directory, recursively, without following links.
+    /// Directories that can't be read, and those with paths longer than `PATH_MAX`, are [named](Walk::refused). By
+    /// default this is [`walk_by_command`].
+    ///
+    /// # Errors
+    /// As [`list`](Self::list), for the directory itself.
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
 
     /// Creates a directory and its parents; an existing directory is not an error.
     ///

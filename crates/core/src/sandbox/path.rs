@@ -114,18 +114,26 @@ impl SandboxPath {
     /// # Errors
     /// If `name` is absolute, contains NUL or leads above its base.
     pub fn join(&self, name: impl AsRef<[u8]>) -> Result<Self, InvalidPath> {
-        let below = Self::new(name.as_ref())?;
-        if below.absolute {
-            return Err(InvalidPath {
-                path: lossy(name.as_ref()),
-                problem: PathProblem::Absolute,
-            });
-        }
-        let mut bytes = self.bytes.clone();
-        if !bytes.is_empty() && !below.bytes.is_empty() {
+        let name = name.as_ref();
+        let normalized;
+        let below = if is_component(name) {
+            name
+        } else {
+            normalized = Self::new(name)?;
+            if normalized.absolute {
+                return Err(InvalidPath {
+                    path: lossy(name),
+                    problem: PathProblem::Absolute,
+                });
+            }
+            &normalized.bytes
+        };
+        let mut bytes = Vec::with_capacity(self.bytes.len() + 1 + below.len());
+        bytes.extend_from_slice(&self.bytes);
+        if !bytes.is_empty() && !below.is_empty() {
             bytes.push(b'/');
         }
-        bytes.extend_from_slice(&below.bytes);
+        bytes.extend_from_slice(below);
         Ok(Self {
             absolute: self.absolute,
             bytes,
@@ -149,6 +157,11 @@ impl SandboxPath {
             bytes,
         })
     }
+}
+
+/// Whether a path is one component, which is normalized already.
+fn is_component(path: &[u8]) -> bool {
+    !matches!(path, b"" | b"." | b"..") && !path.iter().any(|byte| matches!(byte, b'/' | 0))
 }
 
 fn lossy(bytes: &[u8]) -> String {

@@ -6,11 +6,17 @@ use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    ByteRange, Channel, FileInfo, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind,
+    ByteRange, Channel, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind,
     SandboxPath, SpawnRequest,
 };
 
-/// Maximum length of a record that the listing command prints: a path of `PATH_MAX` and its numbers.
+/// Length that the path of an entry must not reach (`PATH_MAX`): no file operation would accept it.
+const MAX_PATH_BYTES: usize = 4096;
+/// Maximum length of all paths of a walk together.
+const MAX_WALK_BYTES: usize = 64 << 20;
+/// Maximum length of the listing command's output.
+const MAX_OUTPUT_BYTES: usize = 2 * MAX_WALK_BYTES;
+/// Length to which a record of the listing command is kept: a path of `PATH_MAX` and its numbers.
 const MAX_RECORD_BYTES: usize = 8 * 1024;
 /// Maximum length of the listing command's messages, which name what it could not read.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
@@ -42,7 +48,7 @@ pub struct WalkEntry {
     pub kind: FileKind,
     /// The size; meaningful for regular files only.
     pub size_bytes: u64,
-    /// Its times and number; `None` if the sandbox has no `find` that prints them.
+    /// Its times and number; `None` if the sandbox can't tell them.
     pub stamp: Option<FileStamp>,
 }
 
@@ -56,6 +62,94 @@ pub struct FileStamp {
     pub changed_ns: i64,
     /// The inode number.
     pub inode: u64,
+}
+
+impl WalkEntry {
+    /// Creates the metadata of an entry.
+    pub fn new(kind: FileKind, size_bytes: u64, stamp: Option<FileStamp>) -> Self {
+        Self {
+            kind,
+            size_bytes,
+            stamp,
+        }
+    }
+}
+
+impl FileStamp {
+    /// Creates a stamp of times in nanoseconds since 1970 and an inode number.
+    pub fn new(modified_ns: i64, changed_ns: i64, inode: u64) -> Self {
+        Self {
+            modified_ns,
+            changed_ns,
+            inode,
+        }
+    }
+}
+
+/// A [`Walk`] that is being made, within its limits: the tree is untrusted and may change meanwhile.
+#[derive(Debug)]
+pub struct WalkBuilder {
+    /// Sorted at the end, which is faster than inserting into a map one by one.
+    entries: Vec<(SandboxPath, WalkEntry)>,
+    walk: Walk,
+    /// Number of entries that may still be admitted.
+    room: usize,
+    path_bytes: usize,
+}
+
+impl WalkBuilder {
+    /// Creates a walk of at most `max_entries` entries.
+    pub fn new(max_entries: usize) -> Self {
+        Self {
+            entries: Vec::new(),
+            walk: Walk::default(),
+            room: max_entries,
+            path_bytes: 0,
+        }
+    }
+
+    /// Counts an entry before it is looked at; returns whether there is room for it. If not, the walk is over.
+    ///
+    /// Entries that have vanished or are found twice count, too, so that a walk ends even if the tree changes all the
+    /// time.
+    pub fn admit(&mut self) -> bool {
+        self.walk.is_truncated |= self.room == 0;
+        self.room = self.room.saturating_sub(1);
+        !self.walk.is_truncated
+    }
+
+    /// Adds an entry; returns whether it was added. If its path is too long, the directory above is refused.
+    pub fn insert(&mut self, path: SandboxPath, entry: WalkEntry) -> bool {
+        let bytes = path.relative_bytes();
+        if bytes.len() >= MAX_PATH_BYTES {
+            let usable = bytes.get(..MAX_PATH_BYTES).unwrap_or(bytes);
+            let end = usable.iter().rposition(|byte| *byte == b'/');
+            let directory = String::from_utf8_lossy(usable.get(..end.unwrap_or(0)).unwrap_or(&[]));
+            self.refuse(directory, "the paths below it are too long");
+            return false;
+        }
+        self.path_bytes += bytes.len();
+        if self.path_bytes > MAX_WALK_BYTES {
+            self.walk.is_truncated = true;
+            return false;
+        }
+        self.entries.push((path, entry));
+        true
+    }
+
+    /// Names a directory that can't be read.
+    pub fn refuse(&mut self, directory: impl Into<String>, reason: impl Into<String>) {
+        let refused = RefusedFile::new(directory, reason);
+        if self.walk.refused.len() < MAX_REFUSED && !self.walk.refused.contains(&refused) {
+            self.walk.refused.push(refused);
+        }
+    }
+
+    /// Returns the walk.
+    pub fn finish(mut self) -> Walk {
+        self.walk.entries = self.entries.into_iter().collect();
+        self.walk
+    }
 }
 
 /// A file that was created or changed between two [walks](Walk).
@@ -138,30 +232,26 @@ impl Walk {
         &'w self,
         earlier: &'w Self,
     ) -> impl Iterator<Item = (&'w SandboxPath, &'w WalkEntry)> {
-        self.entries.iter().filter(|(path, entry)| {
-            entry.kind != FileKind::Directory && earlier.entries.get(path) != Some(entry)
+        let mut earlier = earlier.entries.iter().peekable();
+        self.entries.iter().filter(move |(path, entry)| {
+            while earlier.next_if(|(known, _)| known < path).is_some() {}
+            let known = earlier.next_if(|(known, _)| known == path);
+            entry.kind != FileKind::Directory && known.map(|(_, known)| known) != Some(entry)
         })
-    }
-
-    /// Adds an entry; returns whether there is room for more.
-    fn insert(&mut self, path: SandboxPath, entry: WalkEntry, max_entries: usize) -> bool {
-        if self.entries.len() >= max_entries {
-            self.is_truncated = true;
-            return false;
-        }
-        self.entries.insert(path, entry);
-        true
     }
 }
 
-/// Lists everything below `directory`: by one command, or where there is no suitable `find`, by one request per
-/// directory.
-pub(super) async fn walk<S: Sandbox + ?Sized>(
+/// Walks a directory as commands see it: by one command if the sandbox has GNU `find`, and otherwise by one request
+/// per directory. This is [`Sandbox::walk`] of backends without a faster way.
+///
+/// # Errors
+/// As [`Sandbox::list`], for the directory itself.
+pub async fn walk_by_command<S: Sandbox + ?Sized>(
     sandbox: &S,
     directory: &SandboxPath,
     max_entries: usize,
 ) -> Result<Walk, SandboxError> {
-    match walk_by_command(sandbox, directory, max_entries).await {
+    match walk_by_find(sandbox, directory, max_entries).await {
         Ok(Some(walk)) => Ok(walk),
         Err(error) if error.kind() == SandboxErrorKind::Gone => Err(error),
         Ok(None) | Err(_) => walk_by_listing(sandbox, directory, max_entries).await,
@@ -169,7 +259,7 @@ pub(super) async fn walk<S: Sandbox + ?Sized>(
 }
 
 /// Lists a directory with GNU `find`; `None` if that fails.
-async fn walk_by_command<S: Sandbox + ?Sized>(
+async fn walk_by_find<S: Sandbox + ?Sized>(
     sandbox: &S,
     directory: &SandboxPath,
     max_entries: usize,
@@ -178,47 +268,65 @@ async fn walk_by_command<S: Sandbox + ?Sized>(
         .as_bytes()
         .to_vec();
     start.extend_from_slice(directory.relative_bytes());
-    let Some(start) = os_string(start) else {
+    if !directory.is_base() {
+        // It must be a directory, or a link to one.
+        start.push(b'/');
+    }
+    let Some(start_argument) = os_string(start.clone()) else {
         return Ok(None);
     };
-    let mut argv: Vec<std::ffi::OsString> = vec!["find".into(), "-P".into(), start];
+    let mut argv: Vec<std::ffi::OsString> = vec!["find".into(), "-P".into(), start_argument];
     argv.extend(["-mindepth", "1", "-printf", r"%y %s %T@ %C@ %i %P\0"].map(Into::into));
     let request = SpawnRequest::argv(argv).with_env("LC_ALL", "C");
     let mut process = sandbox.spawn(request).await?;
     let Some(mut output) = process.take_output() else {
         return Ok(None);
     };
-    let (mut walk, mut record, mut messages) = (Walk::default(), Vec::new(), Vec::new());
+    let mut walk = WalkBuilder::new(max_entries);
+    let (mut record, mut messages) = (Vec::new(), Vec::new());
+    let mut room = MAX_OUTPUT_BYTES;
     while let Some(chunk) = output.next().await {
         let chunk = chunk?;
+        room = room.saturating_sub(chunk.bytes.len());
+        if room == 0 {
+            // Dropping the process kills it.
+            walk.walk.is_truncated = true;
+            return Ok(Some(walk.finish()));
+        }
         if chunk.channel == Channel::Stderr {
-            let room = MAX_MESSAGE_BYTES.saturating_sub(messages.len());
-            messages.extend(chunk.bytes.iter().take(room));
+            append(&mut messages, &chunk.bytes, MAX_MESSAGE_BYTES);
             continue;
         }
         let mut rest = chunk.bytes.as_ref();
         while let Some(end) = rest.iter().position(|byte| *byte == 0) {
             let (head, tail) = rest.split_at(end);
-            record.extend_from_slice(head);
+            append(&mut record, head, MAX_RECORD_BYTES);
             let Some((path, entry)) = parse_record(&record) else {
                 return Ok(None);
             };
-            if !walk.insert(path, entry, max_entries) {
-                // Dropping the process kills it.
-                return Ok(Some(walk));
+            if !walk.admit() {
+                return Ok(Some(walk.finish()));
             }
+            walk.insert(path, entry);
             record.clear();
             rest = tail.get(1..).unwrap_or_default();
         }
-        record.extend_from_slice(rest);
-        if record.len() > MAX_RECORD_BYTES {
-            return Ok(None);
-        }
+        append(&mut record, rest, MAX_RECORD_BYTES);
     }
     let exit = process.wait().await?;
-    walk.refused = refusals(&messages);
-    let is_listed = exit.status.success() || !(walk.entries.is_empty() || walk.refused.is_empty());
-    Ok((is_listed && record.is_empty()).then_some(walk))
+    let found = !walk.entries.is_empty();
+    let refused = refusals(&messages, &String::from_utf8_lossy(&start));
+    let is_listed = exit.status.success() || (found && !refused.is_empty());
+    for RefusedFile { source, reason } in refused {
+        walk.refuse(source, reason);
+    }
+    Ok((is_listed && record.is_empty()).then(|| walk.finish()))
+}
+
+/// Appends as many bytes as there is room for.
+fn append(buffer: &mut Vec<u8>, bytes: &[u8], max_bytes: usize) {
+    let room = max_bytes.saturating_sub(buffer.len());
+    buffer.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
 }
 
 #[cfg(unix)]
@@ -243,18 +351,10 @@ fn parse_record(record: &[u8]) -> Option<(SandboxPath, WalkEntry)> {
         _ => FileKind::Other,
     };
     let size_bytes = text()?.parse().ok()?;
-    let stamp = FileStamp {
-        modified_ns: nanoseconds(text()?)?,
-        changed_ns: nanoseconds(text()?)?,
-        inode: text()?.parse().ok()?,
-    };
+    let (modified_ns, changed_ns) = (nanoseconds(text()?)?, nanoseconds(text()?)?);
+    let stamp = FileStamp::new(modified_ns, changed_ns, text()?.parse().ok()?);
     let path = SandboxPath::working_directory().join(fields.next()?).ok()?;
-    let entry = WalkEntry {
-        kind,
-        size_bytes,
-        stamp: Some(stamp),
-    };
-    Some((path, entry))
+    Some((path, WalkEntry::new(kind, size_bytes, Some(stamp))))
 }
 
 /// Parses seconds with a fraction, as in `1700000000.0123456780`.
@@ -266,13 +366,16 @@ fn nanoseconds(text: &str) -> Option<i64> {
         .take(9)
         .collect();
     let seconds: i64 = seconds.parse().ok()?;
-    seconds
-        .checked_mul(1_000_000_000)?
-        .checked_add(fraction.parse().ok()?)
+    let fraction = fraction.parse().ok()?;
+    Some(
+        seconds
+            .saturating_mul(1_000_000_000)
+            .saturating_add(fraction),
+    )
 }
 
-/// Parses the messages of `find`: `find: 'PATH': REASON`.
-fn refusals(messages: &[u8]) -> Vec<RefusedFile> {
+/// Parses the messages of `find`: `find: 'PATH': REASON`, with `start` before each path.
+fn refusals(messages: &[u8], start: &str) -> Vec<RefusedFile> {
     let messages = String::from_utf8_lossy(messages);
     let lines = messages.lines().take(MAX_REFUSED);
     lines
@@ -280,7 +383,7 @@ fn refusals(messages: &[u8]) -> Vec<RefusedFile> {
             let line = line.strip_prefix("find: ").unwrap_or(line);
             let (path, reason) = line.rsplit_once(": ").unwrap_or(("", line));
             let path = path.trim_matches('\'');
-            RefusedFile::new(path.strip_prefix("./").unwrap_or(path), reason)
+            RefusedFile::new(path.strip_prefix(start).unwrap_or(path), reason)
         })
         .collect()
 }
@@ -290,7 +393,7 @@ async fn walk_by_listing<S: Sandbox + ?Sized>(
     directory: &SandboxPath,
     max_entries: usize,
 ) -> Result<Walk, SandboxError> {
-    let mut walk = Walk::default();
+    let mut walk = WalkBuilder::new(max_entries);
     let mut pending = VecDeque::from([SandboxPath::working_directory()]);
     while let Some(below) = pending.pop_front() {
         let listed = match sandbox.list(&directory.join(below.relative_bytes())?).await {
@@ -301,35 +404,22 @@ async fn walk_by_listing<S: Sandbox + ?Sized>(
             // It was removed meanwhile.
             Err(error) if error.kind() == SandboxErrorKind::NotFound => continue,
             Err(error) => {
-                if walk.refused.len() < MAX_REFUSED {
-                    let refused = RefusedFile::new(below.to_string(), error.to_string());
-                    walk.refused.push(refused);
-                }
+                walk.refuse(below.to_string(), error.to_string());
                 continue;
             }
         };
-        for FileInfo {
-            path,
-            kind,
-            size_bytes,
-            ..
-        } in listed
-        {
-            let path = below.join(path.relative_bytes())?;
-            if kind == FileKind::Directory {
-                pending.push_back(path.clone());
+        for info in listed {
+            if !walk.admit() {
+                return Ok(walk.finish());
             }
-            let entry = WalkEntry {
-                kind,
-                size_bytes,
-                stamp: None,
-            };
-            if !walk.insert(path, entry, max_entries) {
-                return Ok(walk);
+            let path = below.join(info.path.relative_bytes())?;
+            let entry = WalkEntry::new(info.kind, info.size_bytes, None);
+            if walk.insert(path.clone(), entry) && info.kind == FileKind::Directory {
+                pending.push_back(path);
             }
         }
     }
-    Ok(walk)
+    Ok(walk.finish())
 }
 
 /// Describes the files that changed between two walks of `directory`.
@@ -464,6 +554,85 @@ mod tests {
     }
 
     #[test]
+    fn a_walk_is_bounded() {
+        let path = |bytes: Vec<u8>| SandboxPath::new(bytes).unwrap();
+        let entry = WalkEntry::new(FileKind::File, 0, None);
+
+        // The same name again and again, and names that have vanished, must not go on forever.
+        let mut walk = WalkBuilder::new(3);
+        assert!(walk.admit());
+        for _ in 0..2 {
+            assert!(walk.admit());
+            assert!(walk.insert(path(b"same".to_vec()), entry));
+        }
+        assert!(!walk.admit() && !walk.admit());
+        let walk = walk.finish();
+        assert_eq!((walk.entries.len(), walk.is_truncated), (1, true));
+
+        let mut walk = WalkBuilder::new(usize::MAX);
+        let deep = b"d/".repeat(MAX_PATH_BYTES / 2);
+        assert!(walk.insert(path(deep[..MAX_PATH_BYTES - 1].to_vec()), entry));
+        for below in ["a", "b", "c/d/e"] {
+            let longer = [deep.as_slice(), below.as_bytes()].concat();
+            assert!(!walk.insert(path(longer), entry));
+        }
+        let longest = path(deep);
+        let most = MAX_WALK_BYTES / longest.relative_bytes().len();
+        let count = (0..)
+            .take_while(|_| walk.admit() && walk.insert(longest.clone(), entry))
+            .count();
+        assert_eq!(count, most - 1);
+        assert!(!walk.admit());
+        let walk = walk.finish();
+        assert_eq!((walk.entries.len(), walk.is_truncated), (1, true));
+        let reason = "the paths below it are too long";
+        assert_eq!(
+            walk.refused,
+            [RefusedFile::new(longest.to_string(), reason)]
+        );
+    }
+
+    #[test]
+    fn changes_are_those_that_differ() {
+        let walk = |names: &[(&str, FileKind, u64)]| {
+            let mut walk = WalkBuilder::new(100);
+            for (name, kind, size_bytes) in names {
+                let entry = WalkEntry::new(*kind, *size_bytes, None);
+                walk.insert(name.parse().unwrap(), entry);
+            }
+            walk.finish()
+        };
+        let changes = |after: &Walk, before: &Walk| -> Vec<String> {
+            let changed = after.changed_since(before);
+            changed.map(|(path, _)| path.to_string()).collect()
+        };
+        use FileKind::{Directory, File, Symlink};
+        let before = [
+            ("a", File, 1),
+            ("b", Directory, 1),
+            ("b/x", File, 1),
+            ("gone", File, 1),
+            ("k", File, 1),
+            ("z", File, 1),
+        ];
+        let after = [
+            ("0", File, 1),
+            ("a", File, 2),
+            ("b", Directory, 2),
+            ("b/x", File, 1),
+            ("c", Directory, 1),
+            ("k", Symlink, 1),
+            ("z", File, 1),
+            ("zz", File, 1),
+        ];
+        let (before, after) = (walk(&before), walk(&after));
+        assert_eq!(changes(&after, &before), ["0", "a", "k", "zz"]);
+        assert_eq!(changes(&before, &after), ["a", "gone", "k"]);
+        assert_eq!(changes(&after, &after), [""; 0]);
+        assert_eq!(changes(&before, &Walk::default()).len(), 5);
+    }
+
+    #[test]
     fn forged_records_are_refused() {
         for record in [
             "",
@@ -479,7 +648,7 @@ mod tests {
 
     #[test]
     fn messages_name_what_was_not_read() {
-        let refused = refusals(b"find: './a: b': Permission denied\n");
+        let refused = refusals(b"find: './c/a: b': Permission denied\n", "./c/");
         assert_eq!(refused, [RefusedFile::new("a: b", "Permission denied")]);
     }
 }

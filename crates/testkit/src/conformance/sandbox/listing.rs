@@ -20,22 +20,33 @@ cases! { cases for Harness:
 
 async fn a_walk_is_recursive_and_bounded(bench: &Bench<'_>) -> Checked {
     let script = "mkdir -p tree/a/b tree/c; printf 12345 > tree/a/b/file; ln -s /etc tree/link; \
-                  mkfifo tree/pipe; printf x > $'tree/c/new\\nline'";
+                  mkfifo tree/pipe; printf x > $'tree/c/new\\nline'; touch $'tree/c/\\xff'; ln -s ../a tree/c/to-a";
     bench.stdout(script).await?;
     let walk = bench.walk(&path("tree")?, 100).await?;
     let found = walk.entries.iter();
-    let found = found.map(|(path, it)| (path.to_string(), it.kind));
-    let expected = [
-        ("a", FileKind::Directory),
-        ("a/b", FileKind::Directory),
-        ("a/b/file", FileKind::File),
-        ("c", FileKind::Directory),
-        ("c/new\nline", FileKind::File),
-        ("link", FileKind::Symlink),
-        ("pipe", FileKind::Other),
+    let found = found.map(|(path, it)| (path.relative_bytes(), it.kind));
+    let expected: [(&[u8], FileKind); _] = [
+        (b"a", FileKind::Directory),
+        (b"a/b", FileKind::Directory),
+        (b"a/b/file", FileKind::File),
+        (b"c", FileKind::Directory),
+        (b"c/new\nline", FileKind::File),
+        (b"c/to-a", FileKind::Symlink),
+        (b"c/\xff", FileKind::File),
+        (b"link", FileKind::Symlink),
+        (b"pipe", FileKind::Other),
     ];
-    let expected = expected.map(|(name, kind)| (name.to_owned(), kind));
     equal("the entries", found.collect::<Vec<_>>(), expected.to_vec())?;
+    let whole = bench.info().working_directory.join("tree")?;
+    let absolute = bench.walk(&whole, 100).await?;
+    equal("by its absolute path", &absolute, &walk)?;
+    let linked = bench.walk(&path("tree/c/to-a")?, 100).await?;
+    let found: Vec<_> = linked.entries.keys().map(SandboxPath::to_string).collect();
+    equal(
+        "through a link",
+        found,
+        ["b", "b/file"].map(str::to_owned).to_vec(),
+    )?;
     let file = walk.entries.get(&path("a/b/file")?);
     equal("size", file.map(|file| file.size_bytes), Some(5))?;
     equal("truncated", walk.is_truncated, false)?;
@@ -44,7 +55,45 @@ async fn a_walk_is_recursive_and_bounded(bench: &Bench<'_>) -> Checked {
     let found = (walk.entries.len(), walk.is_truncated);
     equal("a bounded walk", found, (3, true))?;
     let missing = bench.walk(&path("missing")?, 3).await;
-    refused("`walk` of what doesn't exist", missing, &[NotFound])
+    refused("`walk` of what doesn't exist", missing, &[NotFound])?;
+    let file = bench.walk(&path("tree/a/b/file")?, 3).await;
+    refused("`walk` of a file", file, &[NotADirectory])?;
+    names_what_it_leaves_out(bench).await
+}
+
+async fn names_what_it_leaves_out(bench: &Bench<'_>) -> Checked {
+    // 60 names of 100 bytes exceed PATH_MAX (4096).
+    let script = "mkdir -p other/closed other/deep; echo x > other/closed/file; chmod 0 other/closed; \
+                  name=$(printf %0100d 0); cd other/deep; \
+                  for i in {1..60}; do mkdir $name; cd $name; echo x > file; done";
+    bench.stdout(script).await?;
+    let walk = bench.walk(&path("other")?, 1000).await?;
+    equal("truncated", walk.is_truncated, false)?;
+    let deep = path("deep")?;
+    let depths = walk
+        .entries
+        .keys()
+        .filter(|it| it.strip_prefix(&deep).is_some());
+    let depth = depths.map(|it| it.components().count()).max().unwrap_or(0);
+    ensure!(
+        (30..=42).contains(&depth),
+        "the deepest entry has {depth} components"
+    );
+    let refused = |name: &str| walk.refused.iter().any(|it| it.source.starts_with(name));
+    ensure!(
+        refused("deep/0"),
+        "`deep` is not refused: {:?}",
+        walk.refused
+    );
+    // The operator of a sandbox may read it.
+    let is_listed = walk.entries.contains_key(&path("closed/file")?);
+    ensure!(
+        is_listed != refused("closed"),
+        "`closed` is both or neither: {:?}",
+        walk.refused
+    );
+    bench.stdout("chmod 700 other/closed").await?;
+    Ok(())
 }
 
 async fn artifacts_are_the_files_that_changed(bench: &Bench<'_>) -> Checked {
