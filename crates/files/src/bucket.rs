@@ -86,7 +86,8 @@ impl BucketOptions {
         }
     }
 
-    /// Reads a file in place of the environment.
+    /// Reads a file in place of the environment. On Unix, a file that every user of the machine can read or change is
+    /// refused.
     pub fn with_credentials_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.credentials = Some(file.into());
         self
@@ -131,6 +132,16 @@ fn settings<K: FromStr>(file: &Path, prefix: &str) -> Result<Vec<(K, String)>, F
     let unreadable = |error| invalid("can't be read".to_owned()).with_source(error);
     let mut text = String::new();
     let opened = File::open(file).map_err(unreadable)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let found = opened.metadata().map_err(unreadable)?;
+        // As programs for SSH and PostgreSQL refuse it. A group may share the file.
+        if found.is_file() && found.permissions().mode() & 0o006 != 0 {
+            let problem = "can be read or changed by every user of this machine: chmod 600 it";
+            return Err(invalid(problem.to_owned()));
+        }
+    }
     let mut opened = opened.take(MAX_CREDENTIALS_BYTES + 1);
     opened.read_to_string(&mut text).map_err(unreadable)?;
     if text.len() as u64 > MAX_CREDENTIALS_BYTES {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
-use object_store::ObjectStore;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
+use object_store::{Error as ObjectError, ObjectStore, ObjectStoreExt as _};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
@@ -36,6 +36,8 @@ pub struct StoredObject {
 /// An object that exists once [`finish`](Self::finish) succeeds, and never in part. Dropped before, it removes
 /// what it has written.
 pub(crate) struct Upload {
+    objects: Arc<dyn ObjectStore>,
+    path: Path,
     writer: Option<BufWriter>,
     digest: Sha256,
     size_bytes: u64,
@@ -43,9 +45,11 @@ pub(crate) struct Upload {
 
 impl Upload {
     pub(crate) fn new(objects: Arc<dyn ObjectStore>, path: Path) -> Self {
-        let writer =
-            BufWriter::with_capacity(objects, path, PART_BYTES).with_max_concurrency(PARTS);
+        let writer = BufWriter::with_capacity(Arc::clone(&objects), path.clone(), PART_BYTES)
+            .with_max_concurrency(PARTS);
         Self {
+            objects,
+            path,
             writer: Some(writer),
             digest: Sha256::new(),
             size_bytes: 0,
@@ -97,6 +101,7 @@ impl Upload {
                 FilesError::new(FilesErrorKind::Store, "the file store failed").with_source(error)
             })?;
         }
+        check(&*self.objects, &self.path, self.size_bytes).await?;
         Ok(hex(&self.digest.finalize_reset()))
     }
 }
@@ -113,6 +118,20 @@ impl Drop for Upload {
             });
         }
     }
+}
+
+/// Checks that the store has the object: a success may be the answer of something else, such as a proxy.
+async fn check(objects: &dyn ObjectStore, path: &Path, size_bytes: u64) -> Result<(), FilesError> {
+    let problem = match objects.head(path).await {
+        Ok(found) if found.size == size_bytes => return Ok(()),
+        // The credentials may allow no more than writing.
+        Err(ObjectError::PermissionDenied { .. }) => return Ok(()),
+        Ok(found) => format!("has {} bytes of {}", found.size, size_bytes),
+        Err(ObjectError::NotFound { .. }) => "does not have it".to_owned(),
+        Err(error) => return Err(error.into()),
+    };
+    let message = format!("the file store accepted the object `{path}`, and {problem}");
+    Err(FilesError::new(FilesErrorKind::Store, message))
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -359,26 +359,57 @@ async fn a_run_delivers_to_s3_with_credentials_from_a_file() {
     let Some([url]) = crate::support::peer("moto", ["CANTLE_TEST_S3_URL"]) else {
         return;
     };
-    let server = server().await;
     let credentials = format!(
-        "AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY=hunter2-secret\nAWS_REGION=us-east-1\n\
+        "AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY={SECRET}\nAWS_REGION=us-east-1\n\
          AWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={url}\n"
     );
+    let options = cantle_files::BucketOptions::s3("cantle");
+    delivers_to_a_bucket("s3", options, &credentials, SECRET).await;
+}
+
+/// In the full lane.
+#[cfg(feature = "azure")]
+#[tokio::test]
+async fn a_run_delivers_to_azure_with_credentials_from_a_file() {
+    let variables = ["CANTLE_TEST_AZURE_URL", "CANTLE_TEST_AZURE_KEY"];
+    let Some([url, key]) = crate::support::peer("azurite", variables) else {
+        return;
+    };
+    let credentials = format!(
+        "AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1\nAZURE_STORAGE_ACCOUNT_KEY={key}\n\
+         AZURE_ALLOW_HTTP=true\nAZURE_STORAGE_ENDPOINT={url}\n"
+    );
+    let options = cantle_files::BucketOptions::azure("cantle");
+    delivers_to_a_bucket("az", options, &credentials, &key).await;
+}
+
+#[cfg(feature = "s3")]
+const SECRET: &str = "hunter2-secret";
+
+/// Checks that a run delivers to the bucket `cantle`, and keeps no secret.
+#[cfg(any(feature = "azure", feature = "s3"))]
+async fn delivers_to_a_bucket(
+    scheme: &str,
+    options: cantle_files::BucketOptions,
+    credentials: &str,
+    secret: &str,
+) {
+    use cantle_files::{Files, MemoryRecords};
+    use futures_util::TryStreamExt as _;
+    let server = server().await;
     let env = env(&server).set("CANTLE_STORE_CREDENTIALS", "credentials");
     env.write("credentials", credentials);
-    let missing = env
-        .run(["run", "Work", "--output-dir", "s3://no-such-bucket/x"])
-        .await;
-    assert_eq!(missing.code, Some(2), "{missing:?}");
-    assert!(
-        missing
-            .stderr
-            .contains("s3://no-such-bucket/x can't be used"),
-        "{missing:?}"
-    );
+    let private = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(env.path("credentials"), private).unwrap();
+    let missing = format!("{scheme}://no-such-bucket/x");
+    let refused = env.run(["run", "Work", "--output-dir", &missing]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let problem = format!("{missing} can't be used");
+    assert!(refused.stderr.contains(&problem), "{refused:?}");
 
-    let prefix = unique_prefix();
-    let target = format!("s3://cantle/{prefix}/");
+    let number = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let prefix = format!("cli-{}", number.as_nanos());
+    let target = format!("{scheme}://cantle/{prefix}/");
     let run = [
         "run",
         "Change it",
@@ -392,41 +423,34 @@ async fn a_run_delivers_to_s3_with_credentials_from_a_file() {
     let runs = env.run(["runs", "list", "--json"]).await;
     let runs: Value = serde_json::from_str(&runs.stdout).unwrap();
     let run = runs[0]["run"].as_str().unwrap();
-    let below = format!("cantle/{prefix}/{run}");
-    assert!(
-        exited.stderr.contains(&format!("s3://{below}/dir/b.txt")),
-        "{exited:?}"
-    );
-    let get = |name: &str| {
-        let mut curl = std::process::Command::new("curl");
-        let content = curl
-            .args(["-sf", "--aws-sigv4", "aws:amz:us-east-1:s3"])
-            .args(["--user", "cantle:hunter2-secret"])
-            .arg(format!("{url}/{below}/{name}"))
-            .output()
-            .unwrap();
-        String::from_utf8(content.stdout).unwrap()
+    let below = format!("{scheme}://cantle/{prefix}/{run}");
+    let address = format!("{below}/dir/b.txt");
+    assert!(exited.stderr.contains(&address), "{exited:?}");
+    let options = options.with_credentials_file(env.path("credentials"));
+    let store = options.open().unwrap().with_prefix(&prefix).unwrap();
+    let files = Files::open(store, MemoryRecords::new()).await.unwrap();
+    let get = async |name: &str| {
+        let most = 1 << 16;
+        let record = serde_json::json!({
+            "id": "00000000-0000-0000-0000-000000000000", "owner": "", "filename": "", "mime_type": "", "sha256": "",
+            "created_at": "2026-01-01T00:00:00Z", "size_bytes": most, "key": format!("{run}/{name}"),
+        });
+        let record = serde_json::from_value(record).unwrap();
+        let content = files.content(&record, Some(0..most)).await.unwrap();
+        let chunks: Vec<_> = content.try_collect().await.unwrap();
+        String::from_utf8(chunks.concat()).unwrap()
     };
-    assert_eq!(get("dir/b.txt"), "2\n");
-    let result: Value = serde_json::from_str(&get("cantle-result.json")).unwrap();
-    assert_eq!(result["outputs"][1]["path"], format!("s3://{below}/c.txt"));
+    assert_eq!(get("dir/b.txt").await, "2\n");
+    let result: Value = serde_json::from_str(&get("cantle-result.json").await).unwrap();
+    assert_eq!(result["outputs"][1]["path"], format!("{below}/c.txt"));
     // An address has the key of the object, where characters that keys can't have are encoded.
-    let key = format!("s3://{below}/%C3%A9 %23.txt");
-    assert_eq!(result["outputs"][2]["path"], key);
-    assert_eq!(get("%25C3%25A9%20%2523.txt"), "4\n");
-    // The secret is in nothing that is kept.
-    let kept = env.path(".local");
+    let name = "%C3%A9 %23.txt";
+    assert_eq!(result["outputs"][2]["path"], format!("{below}/{name}"));
+    assert_eq!(get(name).await, "4\n");
     let mut grep = std::process::Command::new("grep");
-    let found = grep
-        .args(["-r", "hunter2-secret"])
-        .arg(kept)
-        .output()
-        .unwrap();
-    assert_eq!(String::from_utf8(found.stdout).unwrap(), "");
-}
-
-#[cfg(feature = "s3")]
-fn unique_prefix() -> String {
-    let number = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    format!("cli-{}", number.as_nanos())
+    let found = grep.args(["-rF", secret]).arg(env.path(".local"));
+    assert_eq!(
+        String::from_utf8(found.output().unwrap().stdout).unwrap(),
+        ""
+    );
 }

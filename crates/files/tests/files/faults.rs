@@ -134,6 +134,24 @@ async fn a_changed_object_is_an_error_at_the_end_of_its_content() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn writers_of_one_key_leave_the_whole_object_of_one_of_them() {
+    let directory = directory();
+    let write = async |content: u8| {
+        let store = FileStore::directory(directory.path().join("objects")).unwrap();
+        for _ in 0..20 {
+            let chunks = (0..4).map(|_| Ok::<_, FilesError>(Bytes::from(vec![content; 100_000])));
+            let stored = store.put_object("run/a", stream::iter(chunks)).await;
+            assert_eq!(stored.unwrap().size_bytes, 400_000);
+        }
+    };
+    tokio::join!(write(1), write(2));
+    assert_eq!(objects(&directory), ["a"]);
+    let content = std::fs::read(directory.path().join("objects/run/a")).unwrap();
+    let first = content[0];
+    assert!(content.len() == 400_000 && content.iter().all(|byte| *byte == first));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_upload_leaves_nothing() {
     let directory = directory();
     let files = local(&directory).await;

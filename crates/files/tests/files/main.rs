@@ -11,6 +11,8 @@ mod crashes;
 mod faults;
 #[cfg(feature = "s3")]
 mod s3;
+#[cfg(feature = "s3")]
+mod scripted;
 mod urls;
 
 use std::path::Path;

@@ -148,6 +148,27 @@ fn a_file_of_credentials_with_mistakes_is_refused_without_its_content() {
 }
 
 #[test]
+fn a_file_of_credentials_that_others_can_read_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    writeln!(
+        file,
+        "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_REGION=c"
+    )
+    .unwrap();
+    for (mode, is_accepted) in [(0o644, false), (0o602, false), (0o640, true), (0o400, true)] {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(file.path(), permissions).unwrap();
+        let options = BucketOptions::s3("b").with_credentials_file(file.path());
+        let opened = options.open().map(drop).map_err(|error| error.to_string());
+        match is_accepted {
+            true => assert_eq!(opened, Ok(()), "{mode:o}"),
+            false => assert!(opened.unwrap_err().ends_with("chmod 600 it"), "{mode:o}"),
+        }
+    }
+}
+
+#[test]
 fn a_file_of_credentials_without_end_is_refused() {
     let options = BucketOptions::s3("b").with_credentials_file("/dev/zero");
     let error = options.open().unwrap_err();
