@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_core::secret::SecretText;
@@ -230,6 +231,19 @@ impl DockerBackend {
     /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if no engine answers.
     pub async fn reclaim(&self) -> Result<Reclaimed, SandboxError> {
         reclaim::reclaim(self.engine().await?).await
+    }
+
+    /// Removes built images with the label `cantle.purpose=PURPOSE` that were built longer ago than `age`, if no container
+    /// is of them.
+    ///
+    /// # Errors
+    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if no engine answers.
+    pub async fn remove_images(
+        &self,
+        purpose: &str,
+        age: Duration,
+    ) -> Result<Reclaimed, SandboxError> {
+        reclaim::remove_images(self.engine().await?, purpose, age).await
     }
 
     pub(crate) fn options(&self) -> &Options {

@@ -1,29 +1,33 @@
-//! Removal of containers whose owner was killed or could not remove them.
+//! Removal of containers whose owner was killed or could not remove them, and of old images.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bollard::errors::Error;
-use bollard::query_parameters::ListContainersOptionsBuilder;
+use bollard::query_parameters::{
+    ListContainersOptionsBuilder, ListImagesOptionsBuilder, RemoveImageOptionsBuilder,
+};
 use cantle_core::sandbox::SandboxError;
 use tokio::time::{Instant, sleep};
 
 use crate::container;
 use crate::engine::Engine;
-use crate::engine::failure::request_failed;
+use crate::engine::failure::{engine_message, request_failed, status};
+use crate::image;
 use crate::owner::{self, ContainerName, Owner};
 
 /// How long to retry while the engine cleans up a container.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
-/// Result of [`DockerBackend::reclaim`](crate::DockerBackend::reclaim).
+/// Result of [`DockerBackend::reclaim`](crate::DockerBackend::reclaim) and
+/// [`remove_images`](crate::DockerBackend::remove_images).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reclaimed {
-    /// Names or ids of the removed containers.
+    /// Names or ids of the removed containers, or names of images.
     pub removed: Vec<String>,
-    /// Names or ids of containers that could not be removed, with the reason.
+    /// Names or ids of those that could not be removed, with the reason.
     pub failed: Vec<(String, String)>,
 }
 
@@ -57,6 +61,42 @@ pub(crate) async fn remove_remembered(engine: &Engine) -> Reclaimed {
         }
     }
     reclaimed
+}
+
+/// Removes built images with a purpose that are older than `age` and in no container.
+pub(crate) async fn remove_images(
+    engine: &Engine,
+    purpose: &str,
+    age: Duration,
+) -> Result<Reclaimed, SandboxError> {
+    let label = format!("{}={purpose}", owner::PURPOSE);
+    let filters = HashMap::from([("label".to_owned(), vec![label])]);
+    let options = ListImagesOptionsBuilder::default()
+        .filters(&filters)
+        .build();
+    let listed = engine.api().list_images(Some(options)).await;
+    let listed =
+        listed.map_err(|error| request_failed("failed to list the engine's images", &error))?;
+    let mut removed = Reclaimed::default();
+    for image in listed {
+        let created = UNIX_EPOCH + Duration::from_secs(image.created.try_into().unwrap_or(0));
+        // An engine that ignores the filter loses no image.
+        let has_purpose = image.labels.get(owner::PURPOSE).map(String::as_str) == Some(purpose);
+        if !has_purpose || created.elapsed().unwrap_or_default() < age {
+            continue;
+        }
+        let names = image.repo_tags.into_iter();
+        for name in names.filter(|name| image::is_built(name)) {
+            let options = RemoveImageOptionsBuilder::default().build();
+            match engine.api().remove_image(&name, Some(options), None).await {
+                Ok(_) => removed.removed.push(name),
+                // A container is of it, or another process has removed it.
+                Err(error) if matches!(status(&error), Some(404 | 409)) => {}
+                Err(error) => removed.failed.push((name, engine_message(&error))),
+            }
+        }
+    }
+    Ok(removed)
 }
 
 /// Whether the owner has died and no handle exists.

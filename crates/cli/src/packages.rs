@@ -1,12 +1,11 @@
 //! Python packages of `--package`: installed once in the state directory, and shown to sandboxes.
 
-use std::fs;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use cantle::backends::docker::DockerBackend;
+use cantle::backends::docker::{DockerBackend, Reclaimed};
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::policy::{HostPattern, Policy};
@@ -16,13 +15,25 @@ use cantle::python::{
     PackageError, PackageErrorKind, PackageRequest, PackageSet, PackageSpecifier, PackageStore,
     PythonTarget,
 };
+use tempfile::NamedTempFile;
 
-use crate::backend::BackendArg;
+use crate::backend::{self, BackendArg};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::settings::layers::{Layers, Origin};
 use crate::settings::{AllowedHost, PackageSettings, PackageSourceSettings};
 use crate::state_dir::{StateDir, create_traversable};
 use crate::text::clean;
+
+/// Derives an image with a package set. Names are arguments: they are the same text however they are spelled.
+const DERIVED: &str = "\
+ARG IMAGE
+FROM ${IMAGE}
+ARG SET
+LABEL cantle.purpose=packages
+COPY [\".\", \"${SET}\"]
+";
+/// The purpose of derived images, as the label says.
+const PURPOSE: &str = "packages";
 
 /// Installs packages unless they are installed, and returns them with the backend whose sandboxes show them.
 pub(crate) async fn prepare(
@@ -145,19 +156,26 @@ async fn target(
 
 /// Returns a backend of containers of an image that also has the packages, at their path.
 fn derived(image: &str, set: &PackageSet) -> anyhow::Result<DockerBackend> {
-    if image.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        bail!("`{image}` is no name of an image");
-    }
-    let path: PathBuf = set.path().with_extension("Dockerfile");
-    let path_inside = set.path().display();
-    fs::write(&path, format!("FROM {image}\nCOPY . {path_inside}\n"))
-        .with_context(|| format!("failed to write {}", path.display()))?;
-    let no_arguments: [(String, String); 0] = [];
-    Ok(DockerBackend::from_dockerfile(
-        path,
-        set.path(),
-        no_arguments,
-    ))
+    let directory = StateDir::find()?.packages();
+    let path = directory.join("Dockerfile");
+    let write = || {
+        // Another process may be reading the same text.
+        let mut file = NamedTempFile::new_in(&directory)?;
+        file.write_all(DERIVED.as_bytes())?;
+        file.persist(&path).map_err(|error| error.error)
+    };
+    write().with_context(|| format!("failed to write {}", path.display()))?;
+    let set = set.path();
+    let target = set.to_str().context("the state directory is not UTF-8")?;
+    let arguments = [("IMAGE", image), ("SET", target)];
+    Ok(DockerBackend::from_dockerfile(path, set, arguments))
+}
+
+/// Removes derived images that are older than `age` and in no container. A run that needs one builds it again.
+pub(crate) async fn remove_derived(age: Duration) -> Reclaimed {
+    // Without a reachable engine there are none.
+    let removed = backend::containers().remove_images(PURPOSE, age).await;
+    removed.unwrap_or_default()
 }
 
 /// Writes progress to standard error.

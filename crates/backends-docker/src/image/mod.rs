@@ -24,6 +24,9 @@ use crate::environment::parse_pairs;
 /// The default registry's name in Docker's configuration.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
+/// What names of built images begin with.
+const BUILT: &str = "cantle-build:";
+
 /// Last lines of a build's output that an error shows.
 const BUILD_LINES: usize = 20;
 
@@ -104,7 +107,7 @@ pub(crate) async fn build_if_missing(
         );
         return Err(SandboxError::unavailable(message));
     }
-    let name = format!("cantle-build:{}", tag(spec, &packed));
+    let name = format!("{BUILT}{}", tag(spec, &packed));
     if let Some(image) = inspect(engine, &name).await? {
         return Ok(image);
     }
@@ -268,6 +271,13 @@ fn parse_name(name: &str) -> (&str, &str, Option<&str>) {
         Some((repository, tag)) if !tag.contains('/') => (registry, repository, Some(tag)),
         _ => (registry, name, Some("latest")),
     }
+}
+
+/// Returns whether the name is one of an image that was built here. Podman prepends a registry.
+pub(crate) fn is_built(name: &str) -> bool {
+    name.rsplit('/')
+        .next()
+        .is_some_and(|name| name.starts_with(BUILT))
 }
 
 /// Returns the tag of a build: a digest of all its inputs.

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use cantle_backends_docker::{DockerBackend, build_digest};
+use cantle_backends_docker::{DockerBackend, Reclaimed, build_digest};
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{Backend as _, EnforcedBy, SandboxErrorKind};
 use cantle_core::tool::Progress;
@@ -282,4 +283,32 @@ async fn volumes_of_an_image_are_read_only_and_limited_as_the_rest() {
         );
         sandbox.close().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn images_with_a_purpose_are_removed_if_they_are_old_and_in_no_container() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let purpose = directory.path().file_name().unwrap().to_string_lossy();
+    let lines = format!("FROM {}\nLABEL cantle.purpose={purpose}\n", engine.busybox);
+    let backend = dockerfile_backend(&engine, directory.path(), &lines);
+    let sandbox = open(&backend).await;
+    let in_use = backend.remove_images(&purpose, Duration::ZERO).await;
+    assert_eq!(in_use.unwrap(), Reclaimed::default());
+    sandbox.close().await.unwrap();
+    let recent = backend
+        .remove_images(&purpose, Duration::from_secs(3600))
+        .await;
+    assert_eq!(recent.unwrap(), Reclaimed::default());
+    let removed = backend
+        .remove_images(&purpose, Duration::ZERO)
+        .await
+        .unwrap();
+    assert_eq!(removed.failed, vec![]);
+    let [name] = &removed.removed[..] else {
+        panic!("{removed:?}");
+    };
+    assert!(name.contains("cantle-build:"), "{name}");
 }

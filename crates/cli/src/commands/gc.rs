@@ -93,6 +93,10 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
     let containers = reclaimed.removed.len() as u64;
     removed.extend(reclaimed.removed);
     failed.extend(reclaimed.failed);
+    let derived = packages::remove_derived(UNUSED_PACKAGES).await;
+    let images = derived.removed.len() as u64;
+    removed.extend(derived.removed);
+    failed.extend(derived.failed);
 
     for name in removed.iter().filter(|_| args.verbose) {
         text.push_str(&format!("{}\n", one_line(name)));
@@ -105,6 +109,10 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
     if containers > 0 {
         text.push_str(" and ");
         text.push_str(&plural(containers, "container", "containers"));
+    }
+    if images > 0 {
+        text.push_str(" and ");
+        text.push_str(&plural(images, "image", "images"));
     }
     text.push_str(" removed\n");
     print(&text)?;

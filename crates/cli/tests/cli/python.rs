@@ -338,3 +338,39 @@ async fn the_same_code_has_the_same_result_on_local_docker_and_remote() {
     let env = TestEnv::new().set("DOCKER_HOST", host);
     assert_eq!(seen_on(&format!("docker:{image}"), env).await, local);
 }
+
+#[tokio::test]
+async fn packages_are_in_a_derived_image_whatever_the_name_of_the_state_directory() {
+    let variable = |name| std::env::var(name).ok();
+    let engine = variable("CANTLE_TEST_DOCKER_HOST").zip(variable("CANTLE_TEST_DOCKER_IMAGE"));
+    let Some((host, image)) = engine else {
+        return skip("no CANTLE_TEST_DOCKER_HOST; `cargo xtask test` starts an engine");
+    };
+    let env = with_wheel(TestEnv::new()).set("DOCKER_HOST", host);
+    let state = env.path("my \"$HOME\" state").display().to_string();
+    let env = env.set("CANTLE_STATE_DIR", state);
+    let code = json!({"code": "import chartless\nchartless.__file__, chartless.VALUE"});
+    let script = Script::new()
+        .turn(Turn::tool(ToolCall::new("python", code.to_string())))
+        .turn(finish("done", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    let backend = format!("docker:{image}");
+    let args = [
+        "run",
+        "Go",
+        "--tools",
+        "python",
+        "--package",
+        "chartless",
+        "--backend",
+        &backend,
+    ];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let seen = server.requests()[1].body()["messages"].to_string();
+    assert!(
+        seen.contains("42") && seen.contains("packages/sets"),
+        "{seen}"
+    );
+}
