@@ -25,6 +25,7 @@ use crate::extra_tools::ExtraTools;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of, names, names_of};
 use crate::settings::{SandboxSettings, Settings, duration};
 use crate::trust::read_regular;
+use crate::web::WebOffer;
 
 /// Settings that belong to a model: those of the run don't apply to another one.
 const OF_A_MODEL: [&str; 13] = [
@@ -137,16 +138,16 @@ impl SubAgentTable {
         Ok(parsed)
     }
 
-    /// Returns the sub-agent.
+    /// Returns the sub-agent, and the web tools that it has.
     ///
     /// # Errors
     /// If a setting is invalid, or its provider can't be used.
-    pub(crate) fn build(&self, caller: &Caller<'_>) -> anyhow::Result<SubAgent> {
+    pub(crate) fn build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
         let named = || format!("sub-agent `{}`", self.name);
         self.try_build(caller).with_context(named)
     }
 
-    fn try_build(&self, caller: &Caller<'_>) -> anyhow::Result<SubAgent> {
+    fn try_build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
         let run = caller.config;
         let layers = self.layers(&run.layers);
         let config = RunConfig::with_policy(layers, run.policy.clone(), None)?;
@@ -185,7 +186,7 @@ impl SubAgentTable {
         if self.background {
             sub_agent = sub_agent.background();
         }
-        Ok(sub_agent)
+        Ok((sub_agent, tools.web))
     }
 
     /// Returns its settings above those of the run.

@@ -23,7 +23,7 @@ pub(crate) fn notice(tools: &[String]) -> Option<&'static str> {
 }
 
 /// Which web tools a run has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WebOffer {
     #[default]
@@ -41,7 +41,7 @@ impl WebOffer {
         }
     }
 
-    /// Returns a notice for the user of a run that has the tools.
+    /// Returns a notice for the user of a run in which an agent has the tools.
     pub(crate) fn notice(self) -> Option<&'static str> {
         (self != Self::None).then_some(NOTICE)
     }

@@ -402,9 +402,12 @@ impl Definition<'_> {
                 user: self.channel.as_ref(),
                 budget_usd: args.budget_usd,
             };
+            let mut web = extra_tools.web;
             for table in &self.sub_agents {
-                agent = agent.sub_agent(table.build(&caller).usage()?);
+                let (sub_agent, of_sub_agent) = table.build(&caller).usage()?;
+                (agent, web) = (agent.sub_agent(sub_agent), web.max(of_sub_agent));
             }
+            remarks.extend(web.notice().map(str::to_owned));
             agent = agent.approvals(approvals);
             if let Some(channel) = self.channel {
                 agent = agent.user(channel);
@@ -425,9 +428,6 @@ impl Definition<'_> {
         packages::check_used(packages, has_python).usage()?;
         let with_tools = extra_tools.add_to(agent, &backend, policy, packages, settings, is_replay);
         agent = with_tools.usage()?;
-        if replay.is_none() {
-            remarks.extend(extra_tools.web.notice().map(str::to_owned));
-        }
         if let Start::New(options) = &mut start
             && let Some(saved) = options.note.as_object_mut()
         {

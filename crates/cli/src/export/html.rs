@@ -121,19 +121,21 @@ impl Summary<'_> {
             run.run,
             heading(&run.task),
         );
-        for event in self.record.events.iter().take(1) {
-            let EventKind::RunStarted { sandbox, tools, .. } = &event.kind else {
-                continue;
-            };
-            let sandbox = sandbox
-                .as_ref()
-                .map(|info| format!("Sandbox: {}", isolation(info)));
-            for line in sandbox
-                .into_iter()
-                .chain(web::notice(tools).map(str::to_owned))
-            {
-                let _ = write!(html, "<p class=\"muted\">{}</p>", escaped(&line));
-            }
+        let mut started = self
+            .record
+            .events
+            .iter()
+            .filter_map(|event| match &event.kind {
+                EventKind::RunStarted { sandbox, tools, .. } => Some((sandbox.as_ref(), tools)),
+                _ => None,
+            });
+        let first = started.clone().next();
+        let sandbox = first.and_then(|(sandbox, _)| sandbox);
+        let sandbox = sandbox.map(|info| format!("Sandbox: {}", isolation(info)));
+        // Data can also leave through a sub-agent.
+        let notice = started.find_map(|(_, tools)| web::notice(tools));
+        for line in sandbox.into_iter().chain(notice.map(str::to_owned)) {
+            let _ = write!(html, "<p class=\"muted\">{}</p>", escaped(&line));
         }
         html.push_str("</header>");
     }

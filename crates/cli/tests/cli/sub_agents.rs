@@ -93,6 +93,28 @@ async fn sub_agents_of_a_file_work_for_a_run() {
 }
 
 #[tokio::test]
+async fn data_that_can_leave_through_a_sub_agent_is_announced_and_reported() {
+    let script = Script::new()
+        .turn(delegate("reader", json!({"task": "Read."})))
+        .turn(finish("It was read.", &[]))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env(&server);
+    let reader = "[reader]\ndescription = \"Reads.\"\ntools = [\"web\"]\n";
+    env.write("reader.toml", reader);
+    let exited = env
+        .run(["run", "Have it read.", "--sub-agents", "reader.toml"])
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let notice = "leaves this machine";
+    assert_eq!(exited.stderr.matches(notice).count(), 1, "{exited:?}");
+    let page = ["runs", "show", "last", "--format", "html"];
+    let page = env.run(page).await;
+    let header = page.stdout.split("</header>").next().unwrap_or_default();
+    assert!(header.contains(notice), "{page:?}");
+}
+
+#[tokio::test]
 async fn resumed_run_has_its_sub_agents() {
     let main = Script::new()
         .turn(command("echo draft > notes.txt"))
