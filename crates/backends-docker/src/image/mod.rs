@@ -24,7 +24,7 @@ use crate::environment::parse_pairs;
 /// The default registry's name in Docker's configuration.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// What names of built images begin with.
+/// Prefix of the names of built images.
 const BUILT: &str = "cantle-build:";
 
 /// Last lines of a build's output that an error shows.
