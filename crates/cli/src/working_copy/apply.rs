@@ -2,7 +2,8 @@
 //!
 //! All files are checked first, and written under temporary names beside their places. The state of the changes is
 //! written before the first is put in its place by a rename, and both versions of each file are kept, so that after a
-//! crash the rest can be applied, or all of it reverted. No link in the directory is followed.
+//! crash the rest can be applied, or all of it reverted. The temporary names follow from the list of changes, so that those
+//! of a process that was killed are found and removed. No link in the directory is followed.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +23,7 @@ use super::WorkingCopy;
 use super::changes::{Change, Changes, Status, Tree, Version};
 
 /// Start of the temporary names.
-const PREFIX: &str = ".cantle-apply-";
+const PREFIX: &str = ".cantle-apply";
 
 /// Number of threads that wait for the disk.
 const SYNC_THREADS: usize = 16;
@@ -36,6 +37,8 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
 
 /// One file to be put in its place.
 struct Step<'c> {
+    /// Index in the list of changes.
+    number: usize,
     path: &'c str,
     /// The file that is expected in its place.
     before: Option<&'c Version>,
@@ -69,8 +72,10 @@ impl WorkingCopy {
         is_wanted: impl Fn(&Change) -> bool,
     ) -> anyhow::Result<usize> {
         let files = changes.files.clone();
-        let steps = files.iter().filter(|change| is_wanted(change));
-        let steps = steps.map(|change| Step {
+        let steps = files.iter().enumerate();
+        let steps = steps.filter(|(_, change)| is_wanted(change));
+        let steps = steps.map(|(number, change)| Step {
+            number,
             path: &change.path,
             before: change.old.as_ref(),
             after: change.new.as_ref(),
@@ -88,7 +93,9 @@ impl WorkingCopy {
     /// As [`apply`](Self::apply).
     pub(crate) fn revert(&self, changes: &mut Changes) -> anyhow::Result<usize> {
         let files = changes.files.clone();
-        let steps = files.iter().map(|change| Step {
+        let steps = files.iter().enumerate();
+        let steps = steps.map(|(number, change)| Step {
+            number,
             path: &change.path,
             before: change.new.as_ref(),
             after: change.old.as_ref(),
@@ -100,6 +107,33 @@ impl WorkingCopy {
         Ok(count)
     }
 
+    /// Drops the changes; their files are kept until the run is removed. Blocks.
+    pub(crate) fn reject(&self, changes: &mut Changes) -> anyhow::Result<()> {
+        self.sweep(changes);
+        changes.status = Status::Rejected;
+        self.write(changes)
+    }
+
+    /// Removes what a process that was killed left in the user's directory. Blocks.
+    pub(super) fn sweep(&self, changes: &Changes) {
+        let Ok(root) = open(&self.origin, DIRECTORY, Mode::empty()) else {
+            return;
+        };
+        for (number, change) in changes.files.iter().enumerate() {
+            let removed = parent_of(&root, &change.path, false)
+                .and_then(|(parent, _)| unlinkat(parent, self.temporary(number), AtFlags::empty()));
+            if removed.is_ok() && change.old.is_none() {
+                remove_empty_directories(&root, &change.path);
+            }
+        }
+    }
+
+    /// Returns the temporary name of a change, which no other run has.
+    fn temporary(&self, number: usize) -> String {
+        let copy = self.directory.file_name().unwrap_or_default();
+        format!("{PREFIX}-{}-{number}", copy.display())
+    }
+
     fn perform(
         &self,
         changes: &mut Changes,
@@ -108,6 +142,9 @@ impl WorkingCopy {
     ) -> anyhow::Result<usize> {
         let root = open(&self.origin, DIRECTORY, Mode::empty())
             .with_context(|| format!("failed to open {}", self.origin.display()))?;
+        self.sweep(changes);
+        let removed = steps.iter().filter(|step| step.after.is_none());
+        let removed: Vec<_> = removed.map(|step| step.path).collect();
         let mut todo = Vec::new();
         let mut conflicts = Vec::new();
         for step in steps {
@@ -135,9 +172,9 @@ impl WorkingCopy {
             created: Vec::new(),
             staged: Vec::new(),
         };
-        for (number, checked) in todo.into_iter().enumerate() {
+        for checked in todo {
             let path = checked.step.path.to_owned();
-            let staged = staging.add(self, checked, number);
+            let staged = staging.add(self, checked);
             if let Err(error) = staged {
                 staging.undo();
                 return Err(error).with_context(|| {
@@ -155,6 +192,10 @@ impl WorkingCopy {
         changes.status = status;
         self.write(changes)?;
         staging.put_in_place()?;
+        // A process that was killed may have removed only the files.
+        for path in removed {
+            remove_empty_directories(&root, path);
+        }
         Ok(count)
     }
 }
@@ -271,18 +312,17 @@ struct Staging<'s, 'c> {
 }
 
 impl<'c> Staging<'_, 'c> {
-    fn add(
-        &mut self,
-        copy: &WorkingCopy,
-        checked: Checked<'c>,
-        number: usize,
-    ) -> anyhow::Result<()> {
+    fn add(&mut self, copy: &WorkingCopy, checked: Checked<'c>) -> anyhow::Result<()> {
         let Step {
-            path, after, tree, ..
+            number,
+            path,
+            after,
+            tree,
+            ..
         } = checked.step;
         self.created.extend(after.is_some().then_some(path));
         let (parent, _) = parent_of(self.root, path, after.is_some())?;
-        let temporary = format!("{PREFIX}{number}");
+        let temporary = copy.temporary(number);
         if let Some(after) = after {
             write(
                 &parent,
@@ -329,11 +369,6 @@ impl<'c> Staging<'_, 'c> {
         sync_each(&self.staged, |staged| {
             Ok(rustix::fs::fsync(&staged.parent)?)
         })?;
-        for staged in &self.staged {
-            if staged.checked.step.after.is_none() {
-                remove_empty_directories(self.root, staged.checked.step.path);
-            }
-        }
         Ok(())
     }
 }
@@ -394,8 +429,6 @@ fn write(
     content: &Path,
     replaced: Option<&Stat>,
 ) -> anyhow::Result<()> {
-    // It may be left from a process that was killed.
-    let _ = unlinkat(parent, temporary, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = if version.executable { 0o777 } else { 0o666 };
     let file = File::from(openat(parent, temporary, flags, Mode::from_raw_mode(mode))?);

@@ -121,6 +121,9 @@ impl WorkingCopy {
         sandbox: &dyn Sandbox,
         is_final: bool,
     ) -> anyhow::Result<Changes> {
+        if let Some(earlier) = self.changes()? {
+            self.sweep(&earlier);
+        }
         match fs::remove_dir_all(self.new_files()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => create_private(&self.new_files())?,
@@ -154,12 +157,6 @@ impl WorkingCopy {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
         }
-    }
-
-    /// Drops the changes; their files are kept until the run is removed.
-    pub(crate) fn reject(&self, changes: &mut Changes) -> anyhow::Result<()> {
-        changes.status = Status::Rejected;
-        self.write(changes)
     }
 
     pub(super) fn write(&self, changes: &Changes) -> anyhow::Result<()> {

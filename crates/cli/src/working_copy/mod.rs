@@ -213,6 +213,12 @@ impl WorkingCopy {
 
     /// Removes the copy and the changes.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        // A process that applies them would miss its files.
+        if let (Ok(Some(changes)), Ok(Some(_lock))) =
+            (self.changes(), Lock::try_lock(&self.directory))
+        {
+            self.sweep(&changes);
+        }
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("failed to remove {}", self.directory.display()))

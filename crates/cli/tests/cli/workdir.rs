@@ -241,56 +241,89 @@ async fn hostile_changes_are_named_and_left_out() {
     }
 }
 
-/// A process that is killed at any moment leaves changes that can be completed or reverted.
+/// Returns the files of a directory, and the directories with a slash, sorted.
+fn tree(env: &TestEnv, directory: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in env.list(directory) {
+        let path = format!("{directory}/{name}");
+        if env.path(&path).is_dir() {
+            found.extend(tree(env, &path));
+            found.push(format!("{path}/"));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A process that is killed at any moment leaves changes that can be completed, reverted or rejected, and then nothing
+/// else.
 #[tokio::test]
 async fn interrupted_changes_are_completed_or_reverted() {
-    const FILES: usize = 400;
-    let script = Script::new().turn(command("for f in f*; do echo new > $f; done"));
+    const FILES: usize = 150;
+    let change =
+        "for f in d*/e/f*; do echo new > $f; mkdir -p n/$f; echo new > n/$f/g; done; rm -r gone";
+    let script = Script::new().turn(command(change));
     let server = ScriptedServer::start(script.turn(finish("Done.", &[])))
         .await
         .unwrap();
     let env = TestEnv::new().with_server(&server.url());
-    let files = || (0..FILES).map(|number| format!("repo/f{number}"));
+    let files = || (0..FILES).map(|number| format!("repo/d{}/e/f{number}", number % 7));
     for file in files() {
         env.write(file, "old\n");
     }
+    env.write("repo/gone/a/b", "old\n");
+    let original = tree(&env, "repo");
     work(&env, &[]).await;
+    assert_eq!(apply(&env, &[]).await.code, Some(0));
+    let changed = tree(&env, "repo");
+    assert_eq!(apply(&env, &["--revert"]).await.code, Some(0));
+    assert_eq!(tree(&env, "repo"), original);
+
     let contents = || files().map(|file| env.read(file)).collect::<Vec<_>>();
-    let mut seen_partly = false;
+    let temporary = || {
+        let found = tree(&env, "repo");
+        let is_temporary = |path: &&String| path.contains("/.cantle-apply-");
+        found.iter().filter(is_temporary).count()
+    };
+    let (mut seen_staging, mut seen_partly) = (false, false);
     let mut delay = Duration::from_millis(5);
-    while delay < Duration::from_secs(5) {
+    for round in 0.. {
         let child = env.command(["runs", "apply", "last"]).spawn().unwrap();
         sleep(delay).await;
         send(&child, Signal::KILL);
         wait_for_exit(child).await;
-        let new = contents()
-            .iter()
-            .filter(|content| *content == "new\n")
-            .count();
-        if new > 0 && new < FILES {
-            seen_partly = true;
-            assert_eq!(
-                contents().iter().filter(|it| *it == "old\n").count(),
-                FILES - new
-            );
+        let contents_now = contents();
+        let new = contents_now.iter().filter(|it| *it == "new\n").count();
+        let old = contents_now.iter().filter(|it| *it == "old\n").count();
+        assert_eq!(old, FILES - new);
+        let has_begun = new > 0 || tree(&env, "repo").iter().any(|path| path.ends_with("/g"));
+        if temporary() > 0 && !has_begun {
+            seen_staging = true;
+            if round % 2 == 0 {
+                let rejected = apply(&env, &["--reject"]).await;
+                assert_eq!(rejected.code, Some(0), "{rejected:?}");
+                assert_eq!(temporary(), 0);
+            }
+        }
+        seen_partly |= has_begun && new < FILES;
+        if round % 3 != 0 {
             let completed = apply(&env, &[]).await;
             assert_eq!(completed.code, Some(0), "{completed:?}");
             assert_eq!(contents(), vec!["new\n"; FILES]);
+            assert_eq!(tree(&env, "repo"), changed);
         }
         let reverted = apply(&env, &["--revert"]).await;
         assert_eq!(reverted.code, Some(0), "{reverted:?}");
         assert_eq!(contents(), vec!["old\n"; FILES]);
+        assert_eq!(tree(&env, "repo"), original);
         if new == FILES {
             break;
         }
-        delay = delay * 5 / 4;
+        delay = delay * 3 / 2;
     }
-    let rest = apply(&env, &[]).await;
-    assert_eq!(rest.code, Some(0), "{rest:?}");
-    // No temporary file is left.
-    assert_eq!(env.list("repo").len(), FILES);
-    if !seen_partly {
-        eprintln!("no process was killed between the first and the last file");
+    if !(seen_staging && seen_partly) {
+        eprintln!("no process was killed at one of the moments: {seen_staging}, {seen_partly}");
     }
 }
 
