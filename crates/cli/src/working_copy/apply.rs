@@ -5,10 +5,12 @@
 //! crash the rest can be applied, or all of it reverted. The temporary names follow from the list of changes, so that those
 //! of a process that was killed are found and removed. No link in the directory is followed.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context as _, bail};
@@ -20,7 +22,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::WorkingCopy;
-use super::changes::{Change, Changes, Status, Tree, Version};
+use super::changes::{Changes, Status, Tree, Version};
 
 /// Start of the temporary names.
 const PREFIX: &str = ".cantle-apply";
@@ -34,6 +36,35 @@ const MAX_NAMED: usize = 10;
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
+
+/// Changes that can't be applied, because the files of the user's directory are not as they were.
+#[derive(Debug)]
+pub(crate) struct Conflicts {
+    origin: PathBuf,
+    /// Paths and reasons.
+    pub(crate) files: Vec<(String, String)>,
+    /// Number of the changes that can be applied.
+    pub(crate) others: usize,
+}
+
+impl fmt::Display for Conflicts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let origin = self.origin.display();
+        write!(
+            f,
+            "nothing was written to {origin}, because files there are not as they were:"
+        )?;
+        for (path, reason) in self.files.iter().take(MAX_NAMED) {
+            write!(f, "\n  {path}: {reason}")?;
+        }
+        match self.files.len().saturating_sub(MAX_NAMED) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Conflicts {}
 
 /// One file to be put in its place.
 struct Step<'c> {
@@ -61,19 +92,20 @@ struct Staged<'c> {
 }
 
 impl WorkingCopy {
-    /// Puts the changed files in their places, except those that `is_wanted` leaves out. Blocks.
+    /// Puts the changed files in their places, except those of the paths that are left out. Blocks.
     ///
     /// # Errors
-    /// If a file was changed meanwhile, or can't be written. Unless files are being put in place already, nothing has
-    /// changed then.
+    /// If a file was changed meanwhile ([`Conflicts`]), or can't be written. Unless files are being put in place already,
+    /// nothing has changed then.
     pub(crate) fn apply(
         &self,
         changes: &mut Changes,
-        is_wanted: impl Fn(&Change) -> bool,
+        left_out: &BTreeSet<String>,
     ) -> anyhow::Result<usize> {
+        changes.left_out.clone_from(left_out);
         let files = changes.files.clone();
         let steps = files.iter().enumerate();
-        let steps = steps.filter(|(_, change)| is_wanted(change));
+        let steps = steps.filter(|(_, change)| !left_out.contains(&change.path));
         let steps = steps.map(|(number, change)| Step {
             number,
             path: &change.path,
@@ -87,7 +119,7 @@ impl WorkingCopy {
         Ok(count)
     }
 
-    /// Puts the files back as they were copied. Blocks.
+    /// Puts the files back as they were copied, except those that were left out and are not as the run left them. Blocks.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
@@ -151,20 +183,16 @@ impl WorkingCopy {
             match step.check(&root) {
                 Ok(None) => {}
                 Ok(Some(checked)) => todo.push(checked),
-                Err(reason) => conflicts.push(format!("{}: {reason:#}", step.path)),
+                Err(_) if changes.left_out.contains(step.path) => {}
+                Err(reason) => conflicts.push((step.path.to_owned(), format!("{reason:#}"))),
             }
         }
         if !conflicts.is_empty() {
-            let more = conflicts.len().saturating_sub(MAX_NAMED);
-            conflicts.truncate(MAX_NAMED);
-            if more > 0 {
-                conflicts.push(format!("and {more} more"));
-            }
-            bail!(
-                "nothing was written to {}, because files there are not as they were:\n  {}",
-                self.origin.display(),
-                conflicts.join("\n  ")
-            );
+            return Err(anyhow::Error::new(Conflicts {
+                origin: self.origin.clone(),
+                files: conflicts,
+                others: todo.len(),
+            }));
         }
         let count = todo.len();
         let mut staging = Staging {

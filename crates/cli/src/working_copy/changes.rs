@@ -1,5 +1,6 @@
 //! The changes that a run made in its copy of a directory.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -35,6 +36,9 @@ pub(crate) struct Changes {
     pub(crate) files: Vec<Change>,
     /// Changes that can't be applied, with the reason.
     pub(crate) refused: Vec<(String, String)>,
+    /// Paths of changes that the user left out when the others were applied.
+    #[serde(default)]
+    pub(crate) left_out: BTreeSet<String>,
     /// New files that git ignores.
     pub(crate) ignored: usize,
 }
@@ -140,8 +144,8 @@ impl WorkingCopy {
         };
         collection.changed(&before, &after).await?;
         collection.deleted(&before, &after);
-        let mut changes = collection.changes;
-        changes.files.sort_by(|a, b| a.path.cmp(&b.path));
+        collection.follow_links()?;
+        let changes = collection.changes;
         self.write(&changes)?;
         if is_final {
             self.prune(&changes)?;
@@ -186,6 +190,19 @@ impl WorkingCopy {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         }
+    }
+
+    /// Gives both versions of a link's file the place of its target.
+    fn move_to_target(&self, link: &str, target: &str) -> io::Result<()> {
+        for tree in [Tree::Old, Tree::New] {
+            let (from, to) = (self.content(tree, link), self.content(tree, target));
+            create_private(to.parent().unwrap_or(&to))?;
+            // The old version may be there, and the next comparison needs it in its own place, too.
+            if tree == Tree::New || !to.exists() {
+                fs::copy(from, to)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the content of a file as it was copied (`BASE`) or as the run left it (`NEW`).
@@ -248,6 +265,8 @@ impl Collection<'_> {
                 );
             } else if is_new && !self.copy.include_secrets && looks_secret(name) {
                 self.refuse(path, "it looks like a secret (--include-secrets)");
+            } else if let Some(link) = self.link_in(name).filter(|_| is_new) {
+                self.refuse(path, format!("{} is a link", link.display()));
             } else if self.changes.files.len() >= MAX_FILES {
                 self.refuse(path, format!("at most {MAX_FILES} files are applied"));
             } else if self.size_bytes.saturating_add(entry.size_bytes) > MAX_BYTES {
@@ -336,6 +355,48 @@ impl Collection<'_> {
                 });
             }
         }
+    }
+
+    /// Returns the link of the user's directory that has this path or is on its way.
+    fn link_in<'p>(&self, path: &'p str) -> Option<&'p Path> {
+        let mut above = Path::new(path).ancestors();
+        above.find(|path| self.copy.origin.join(path).is_symlink())
+    }
+
+    /// Makes the changes of links those of their targets: the sandbox has files in place of links.
+    fn follow_links(&mut self) -> anyhow::Result<()> {
+        let links = self.copy.links()?;
+        let changes = std::mem::take(&mut self.changes.files);
+        let changes = changes.into_iter();
+        let (of_links, others): (Vec<_>, Vec<_>) =
+            changes.partition(|change| links.contains_key(&change.path));
+        let by_path = |change: Change| (change.path.clone(), change);
+        let mut files: BTreeMap<_, _> = others.into_iter().map(by_path).collect();
+        for mut change in of_links {
+            let Some(target) = links.get(&change.path) else {
+                continue;
+            };
+            let other = files.get(target);
+            let problem = match &change.new {
+                None => ", and links are not removed".to_owned(),
+                Some(_) if other.is_some_and(|other| other.new != change.new) => {
+                    ", which was changed differently".to_owned()
+                }
+                Some(_) => match self.copy.move_to_target(&change.path, target) {
+                    Ok(()) => {
+                        change.path.clone_from(target);
+                        files.insert(target.clone(), change);
+                        continue;
+                    }
+                    Err(error) => format!(", which can't be changed: {error}"),
+                },
+            };
+            let reason = format!("it is a link to {target}{problem}");
+            self.changes.refused.push((change.path, reason));
+        }
+        // Sorted by path.
+        self.changes.files = files.into_values().collect();
+        Ok(())
     }
 
     fn options(&self) -> cantle::agent::InputOptions {

@@ -9,6 +9,7 @@ mod diff;
 mod review;
 mod workdir;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -35,6 +36,8 @@ const BASE: &str = "base";
 const NEW: &str = "new";
 /// The files in the sandbox when the run began.
 const BEFORE: &str = "before.json";
+/// The links of the directory, which are files in the copy, and the files that they lead to.
+const LINKS: &str = "links.json";
 const LOCK: &str = "lock";
 
 /// Maximum number of files of a working directory.
@@ -114,12 +117,14 @@ impl WorkingCopy {
         create_private(&self.base()).with_context(|| failed(&self.origin))?;
         let lock = self.lock()?;
         let mut warnings = Vec::new();
+        let mut links = BTreeMap::new();
         for (path, is_directory) in &entries.paths {
-            let copied = self.copy_entry(path, *is_directory);
+            let copied = self.copy_entry(path, *is_directory, &mut links);
             if let Some(reason) = copied.with_context(|| failed(path))? {
                 warnings.push(format!("{} is left out: {reason}", path.display()));
             }
         }
+        write_atomically(&self.directory.join(LINKS), &serde_json::to_vec(&links)?)?;
         if let Some(first) = entries.secrets.first() {
             let more = match entries.secrets.len() {
                 1 => String::new(),
@@ -133,8 +138,13 @@ impl WorkingCopy {
         Ok((lock, warnings))
     }
 
-    /// Copies an entry; returns why it is left out otherwise.
-    fn copy_entry(&self, path: &Path, is_directory: bool) -> io::Result<Option<&'static str>> {
+    /// Copies an entry, and notes a link; returns why it is left out otherwise.
+    fn copy_entry(
+        &self,
+        path: &Path,
+        is_directory: bool,
+        links: &mut BTreeMap<String, String>,
+    ) -> io::Result<Option<&'static str>> {
         let (from, to) = (self.origin.join(path), self.base().join(path));
         if is_directory {
             fs::create_dir_all(to)?;
@@ -147,18 +157,19 @@ impl WorkingCopy {
             }
             Err(error) => return Err(error),
         };
-        let is_inside = || {
-            from.canonicalize()
-                .is_ok_and(|real| real.starts_with(&self.origin))
-        };
         if metadata.is_dir() {
             return Ok(Some("a link to a directory is not followed"));
         }
         if !metadata.is_file() {
             return Ok(Some("it is neither a file nor a directory"));
         }
-        if !is_inside() {
+        let real = from.canonicalize().unwrap_or_default();
+        let Ok(real) = real.strip_prefix(&self.origin) else {
             return Ok(Some("the link leads out of the directory"));
+        };
+        let (name, target) = (path.to_str(), real.to_str());
+        if name.is_some() && target.is_none() {
+            return Ok(Some("the name of the link's target is not UTF-8"));
         }
         match fs::copy(&from, &to) {
             Ok(_) => {}
@@ -166,6 +177,12 @@ impl WorkingCopy {
                 return Ok(Some("it can't be read"));
             }
             Err(error) => return Err(error),
+        }
+        // Changes of a name that is not UTF-8 are not applied.
+        if let (Some(name), Some(target)) = (name, target)
+            && name != target
+        {
+            links.insert(name.to_owned(), target.to_owned());
         }
         // A file that its owner may not read would be lost to us, too.
         let mode = metadata.permissions().mode() & 0o777 | 0o600;
@@ -209,6 +226,17 @@ impl WorkingCopy {
         let path = self.directory.join(BEFORE);
         let read = || anyhow::Ok(serde_json::from_slice(&fs::read(&path)?)?);
         read().with_context(|| format!("failed to read {}", path.display()))
+    }
+
+    /// Returns the links of the directory, with the files that they lead to.
+    fn links(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let path = self.directory.join(LINKS);
+        match fs::read(&path) {
+            Ok(json) => Ok(serde_json::from_slice(&json)?),
+            // Earlier versions did not note them.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
+        }
     }
 
     /// Removes the copy and the changes.

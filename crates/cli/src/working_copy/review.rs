@@ -1,5 +1,6 @@
 //! The user's decision on a run's changes.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +9,8 @@ use anyhow::Context as _;
 use cantle::core::escape::{for_decision, for_display};
 
 use super::WorkingCopy;
-use super::changes::{Change, Changes, Version};
+use super::apply::Conflicts;
+use super::changes::{Changes, Version};
 use super::diff::FileDiff;
 use crate::ask::TerminalUser;
 use crate::display::Paint;
@@ -257,37 +259,60 @@ async fn ask(
     }
 }
 
+/// Asks a question that is answered with no by default.
+async fn agrees(user: &TerminalUser, question: &str) -> io::Result<bool> {
+    let answer = user.read_line(&format!("  {question} [y/N] > ")).await?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}
+
 /// Applies changes. Those to files that programs may obey are left out unless the user agrees to each; if no user can
-/// be asked, the decision is incomplete.
+/// be asked, the decision is incomplete. If some can't be applied, the user decides on the others.
 pub(crate) async fn apply(
     copy: &WorkingCopy,
     changes: &mut Changes,
     user: Option<&TerminalUser>,
 ) -> Decision {
-    let mut left_out = Vec::new();
-    let mut is_decided = true;
+    let mut left_out = BTreeSet::new();
+    let mut is_complete = true;
     for change in &changes.files {
         let Some(name) = change.reserved_name() else {
             continue;
         };
         let question = format!(
-            "  {} may be run or obeyed by programs of this machine ({}). Apply it, too? [y/N] > ",
+            "{} may be run or obeyed by programs of this machine ({}). Apply it, too?",
             for_decision(&change.path),
             for_decision(name)
         );
         let agreed = match user {
-            Some(user) => user.read_line(&question).await,
+            Some(user) => agrees(user, &question).await,
             None => Err(io::ErrorKind::NotFound.into()),
         };
-        is_decided &= agreed.is_ok();
-        let agrees = |line: String| matches!(line.trim().to_lowercase().as_str(), "y" | "yes");
-        if !agreed.is_ok_and(agrees) {
-            left_out.push(change.path.clone());
+        is_complete &= agreed.is_ok();
+        if !agreed.unwrap_or_default() {
+            left_out.insert(change.path.clone());
         }
     }
-    let is_wanted = |change: &Change| !left_out.contains(&change.path);
+    let mut applied = copy.apply(changes, &left_out);
+    if let (Err(error), Some(user)) = (&applied, user)
+        && let Some(conflicts) = error.downcast_ref::<Conflicts>()
+        && conflicts.others > 0
+        && user
+            .show(&format!("{}\n", for_display(&conflicts.to_string())))
+            .is_ok()
+    {
+        let others = plural(conflicts.others as u64, "change", "changes");
+        let question = format!("Apply the other {others}?");
+        if !agrees(user, &question).await.unwrap_or_default() {
+            return Decision {
+                text: String::new(),
+                is_complete: false,
+            };
+        }
+        left_out.extend(conflicts.files.iter().map(|(path, _)| path.clone()));
+        applied = copy.apply(changes, &left_out);
+    }
     let mut text = String::new();
-    match copy.apply(changes, is_wanted) {
+    match applied {
         Ok(count) => {
             let files = plural(count as u64, "file", "files");
             let _ = writeln!(
@@ -295,22 +320,16 @@ pub(crate) async fn apply(
                 "Applied: {files} of {} changed.",
                 for_decision(&copy.origin.display().to_string())
             );
+            for path in &left_out {
+                let _ = writeln!(text, "Left out: {}", for_decision(path));
+            }
         }
         Err(error) => {
+            is_complete = false;
             let _ = writeln!(text, "{}", for_display(&format!("{error:#}")));
-            return Decision {
-                text,
-                is_complete: false,
-            };
         }
     }
-    for path in &left_out {
-        let _ = writeln!(text, "Left out: {}", for_decision(path));
-    }
-    Decision {
-        text,
-        is_complete: is_decided,
-    }
+    Decision { text, is_complete }
 }
 
 /// Puts the files back as they were before the run.

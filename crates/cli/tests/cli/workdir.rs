@@ -200,6 +200,70 @@ async fn no_link_leads_changes_out_of_the_directory() {
     assert_eq!(env.list("outside"), ["main.txt"]);
 }
 
+/// A sandbox holds a copy of what a link leads to, and its changes are those of the link's target.
+#[tokio::test]
+async fn changes_of_links_are_applied_to_their_targets() {
+    let changes = "cat deep/link absolute both; echo new >> deep/link; echo new > absolute; \
+        echo new > both; echo new > docs/both.txt; echo one > apart; echo two > docs/apart.txt; rm removed; \
+        mkdir -p directory; echo new > directory/file; echo fine > fine";
+    let (_server, env) = on_repository(changes).await;
+    for file in ["link", "absolute", "both", "apart", "removed"] {
+        env.write(format!("repo/docs/{file}.txt"), "old\n");
+    }
+    fs::create_dir(env.path("repo/deep")).unwrap();
+    for (target, link) in [
+        ("../docs/link.txt", "deep/link"),
+        ("docs/both.txt", "both"),
+        ("docs/apart.txt", "apart"),
+        ("docs/removed.txt", "removed"),
+        ("docs", "directory"),
+        ("../outside", "outside"),
+        (
+            env.path("repo/docs/absolute.txt").to_str().unwrap(),
+            "absolute",
+        ),
+    ] {
+        symlink(target, env.path("repo").join(link)).unwrap();
+    }
+    env.write("outside", "old\n");
+    let exited = work(&env, &["--apply"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let links = [
+        "deep/link",
+        "both",
+        "apart",
+        "removed",
+        "directory",
+        "absolute",
+    ];
+    for link in links {
+        assert!(env.path("repo").join(link).is_symlink(), "{link}");
+    }
+    for (file, content) in [
+        ("docs/link.txt", "old\nnew\n"),
+        ("docs/absolute.txt", "new\n"),
+        ("docs/both.txt", "new\n"),
+        ("docs/apart.txt", "two\n"),
+        ("docs/removed.txt", "old\n"),
+        ("fine", "fine\n"),
+    ] {
+        assert_eq!(env.read(format!("repo/{file}")), content, "{file}");
+    }
+    for line in [
+        "M docs/link.txt  +1 −0\n",
+        "not applied: apart: it is a link to docs/apart.txt, which was changed differently\n",
+        "not applied: removed: it is a link to docs/removed.txt, and links are not removed\n",
+        "not applied: directory/file: directory is a link\n",
+        "outside is left out: the link leads out of the directory\n",
+    ] {
+        assert!(exited.stderr.contains(line), "{line:?}: {exited:?}");
+    }
+    let reverted = apply(&env, &["--revert"]).await;
+    assert_eq!(reverted.code, Some(0), "{reverted:?}");
+    assert_eq!(env.read("repo/docs/link.txt"), "old\n");
+    assert!(!env.path("repo/fine").exists());
+}
+
 /// Links, names of programs' settings, and a name that is not text.
 #[tokio::test]
 async fn hostile_changes_are_named_and_left_out() {
@@ -383,23 +447,88 @@ async fn the_user_sees_the_changes_and_decides() {
         "printf '\\e[2J\\u202e\\n' >> src/main.txt; mkdir .github; echo x > .github/ci",
     )
     .await;
-    let env = env
-        .set("NO_COLOR", "1")
-        .set("TERM", "xterm")
-        .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-    let line = "\"$PROGRAM\" run 'Correct it' --workdir repo";
-    let mut script = env.command_of("script");
-    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
-    let Ok(mut child) = script.stdin(Stdio::piped()).spawn() else {
-        eprintln!("SKIPPED: script(1) is not installed");
-        return;
-    };
-    let mut shown = String::new();
-    for (question, answer) in [
+    let answers = [
         ("[d]iff in full > ", "what\n"),
         ("[d]iff in full > ", "y\n"),
         ("[y/N] > ", "\n"),
-    ] {
+    ];
+    let line = "run 'Correct it' --workdir repo";
+    let Some((shown, exited)) = at_terminal(&env, line, &answers).await else {
+        return;
+    };
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(shown.contains("+\\u{1b}[2J\\u{202e}\r\n"), "{shown:?}");
+    assert!(
+        shown.contains(".github/ci may be run or obeyed"),
+        "{shown:?}"
+    );
+    assert!(
+        exited.stdout.contains("Left out: .github/ci\r\n"),
+        "{exited:?}"
+    );
+    assert!(env.read("repo/src/main.txt").contains('\u{202e}'));
+    assert!(!env.path("repo/.github").exists());
+}
+
+#[tokio::test]
+async fn the_user_can_leave_out_what_cannot_be_applied() {
+    let (_server, env) = on_repository(CHANGES).await;
+    work(&env, &[]).await;
+    env.write("repo/src/main.txt", "the user's\n");
+    env.write("repo/moved.txt", "the user's\n");
+    let answers = [("[y/N] > ", "\n")];
+    let Some((shown, exited)) = at_terminal(&env, "runs apply last", &answers).await else {
+        return;
+    };
+    assert!(
+        shown.contains("Apply the other 4 changes? [y/N] > "),
+        "{shown:?}"
+    );
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert_eq!(env.read("repo/data.bin"), "a\0b");
+
+    let answers = [("[y/N] > ", "y\n")];
+    let (_, exited) = at_terminal(&env, "runs apply last", &answers)
+        .await
+        .unwrap();
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited
+            .stdout
+            .contains("Left out: moved.txt\r\nLeft out: src/main.txt\r\n"),
+        "{exited:?}"
+    );
+    assert_eq!(env.read("repo/data.bin"), "a\0c");
+    // What was left out is not in the way of the others' way back.
+    let reverted = apply(&env, &["--revert"]).await;
+    assert_eq!(reverted.code, Some(0), "{reverted:?}");
+    assert_eq!(env.read("repo/data.bin"), "a\0b");
+    assert_eq!(env.read("repo/old.txt"), "kept as it is\n");
+    for file in ["src/main.txt", "moved.txt"] {
+        assert_eq!(env.read(format!("repo/{file}")), "the user's\n");
+    }
+}
+
+/// Runs a command line at a terminal, and answers its questions. Returns what it showed up to the last one, and its end;
+/// `None` without script(1).
+async fn at_terminal(
+    env: &TestEnv,
+    line: &str,
+    answers: &[(&str, &str)],
+) -> Option<(String, Exited)> {
+    let mut script = env.command_of("script");
+    script
+        .env("NO_COLOR", "1")
+        .env("TERM", "xterm")
+        .env("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let line = format!("\"$PROGRAM\" {line}");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    let Ok(mut child) = script.stdin(Stdio::piped()).spawn() else {
+        eprintln!("SKIPPED: script(1) is not installed");
+        return None;
+    };
+    let mut shown = String::new();
+    for (question, answer) in answers {
         let stdout = child.stdout.as_mut().unwrap();
         let mut read = Vec::new();
         let reading = async {
@@ -415,17 +544,5 @@ async fn the_user_sees_the_changes_and_decides() {
         let stdin = child.stdin.as_mut().unwrap();
         stdin.write_all(answer.as_bytes()).await.unwrap();
     }
-    let exited = wait_for_exit(child).await;
-    assert_eq!(exited.code, Some(0), "{exited:?}");
-    assert!(shown.contains("+\\u{1b}[2J\\u{202e}\r\n"), "{shown:?}");
-    assert!(
-        shown.contains(".github/ci may be run or obeyed"),
-        "{shown:?}"
-    );
-    assert!(
-        exited.stdout.contains("Left out: .github/ci\r\n"),
-        "{exited:?}"
-    );
-    assert!(env.read("repo/src/main.txt").contains('\u{202e}'));
-    assert!(!env.path("repo/.github").exists());
+    Some((shown, wait_for_exit(child).await))
 }
