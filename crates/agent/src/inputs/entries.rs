@@ -16,6 +16,9 @@ const RESULTS: &str = "cantle-out";
 /// The part of a file in which a private key begins.
 const KEY_BYTES: u64 = 16 * 1024;
 
+/// Maximum number of links that lead to each other, as the kernel has it.
+const MAX_LINKS: usize = 40;
+
 /// Which files of input directories and patterns are copied. A file that is named itself always is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -99,7 +102,7 @@ fn walk(
         let Ok(path) = entry.path().strip_prefix(base) else {
             continue;
         };
-        if !options.include_secrets && is_secret(path, &entry) {
+        if !options.include_secrets && is_secret(base, path, &entry) {
             entries.secrets.push(path.to_owned());
         } else {
             let is_directory = entry.file_type().is_some_and(|kind| kind.is_dir());
@@ -126,18 +129,44 @@ pub(super) fn repository_of(directory: &Path) -> Option<PathBuf> {
     top.map(Path::to_owned)
 }
 
-fn is_secret(path: &Path, entry: &DirEntry) -> bool {
+/// Whether a file looks like a secret, or a link leads to one.
+fn is_secret(base: &Path, path: &Path, entry: &DirEntry) -> bool {
     if entry.file_type().is_some_and(|kind| kind.is_dir()) {
         return false;
     }
     if looks_secret(&path.to_string_lossy()) {
         return true;
     }
-    let is_regular = entry.file_type().is_some_and(|kind| kind.is_file());
-    let may_be_key = path
+    if !entry.path_is_symlink() {
+        return is_key(entry.path());
+    }
+    // The target of each link, whose name decides as that of a file does, and then the file.
+    let mut link = entry.path().to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = std::fs::read_link(&link) else {
+            break;
+        };
+        if looks_secret(&target.to_string_lossy()) {
+            return true;
+        }
+        link.pop();
+        link.push(target);
+    }
+    let real = entry.path().canonicalize().ok();
+    real.is_some_and(|real| {
+        // The directories above do not tell about the files of this one.
+        let base = base.canonicalize();
+        let below = base.ok().and_then(|base| real.strip_prefix(base).ok());
+        looks_secret(&below.unwrap_or(&real).to_string_lossy()) || is_key(&real)
+    })
+}
+
+/// Whether a regular file of the name of a key or a certificate has a private key.
+fn is_key(file: &Path) -> bool {
+    let may_be_key = file
         .extension()
         .is_some_and(|end| end == "pem" || end == "key");
-    is_regular && may_be_key && has_private_key(entry.path())
+    may_be_key && file.is_file() && has_private_key(file)
 }
 
 fn has_private_key(file: &Path) -> bool {

@@ -264,6 +264,23 @@ async fn changes_of_links_are_applied_to_their_targets() {
     assert!(!env.path("repo/fine").exists());
 }
 
+#[tokio::test]
+async fn a_link_to_a_secret_is_one() {
+    let (server, env) = on_repository("cat config hop key").await;
+    env.write("repo/key.pem", "-----BEGIN PRIVATE KEY-----\nSECRET\n");
+    for (target, link) in [(".env", "config"), ("config", "hop"), ("key.pem", "key")] {
+        symlink(target, env.path("repo").join(link)).unwrap();
+    }
+    let exited = work(&env, &[]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stderr.contains(".env and 4 more left out"),
+        "{exited:?}"
+    );
+    let second = server.requests()[1].body().to_string();
+    assert!(!second.contains("SECRET"), "{second}");
+}
+
 /// Links, names of programs' settings, and a name that is not text.
 #[tokio::test]
 async fn hostile_changes_are_named_and_left_out() {
