@@ -60,6 +60,22 @@ impl FromStr for Variable {
 }
 
 impl VariableArgs {
+    /// Returns the variables with the values that they have now, so that a file is read once.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub(crate) fn fixed(&self) -> anyhow::Result<Self> {
+        let values = self.resolve(&[])?.into_iter();
+        let env = values.map(|(name, value)| Variable {
+            name,
+            value: Some(value),
+        });
+        Ok(Self {
+            env: env.collect(),
+            env_file: Vec::new(),
+        })
+    }
+
     /// Returns the variables, and those of a resumed run (`names`).
     ///
     /// # Errors

@@ -30,7 +30,7 @@ pub(crate) enum RunsCommand {
         verbose: bool,
         /// Print the whole run: as Markdown, its events as JSON lines, a page for browsers, or for other programs
         ///
-        /// The values of variables and keys that the environment has now are redacted.
+        /// The values that keys and the run's variables have in the environment now are redacted.
         #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
         format: Option<TranscriptFormat>,
         /// Write the formatted run to a file, or store it: `files:`, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX

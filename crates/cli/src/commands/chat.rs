@@ -13,7 +13,6 @@ use cantle::agent::KeptRun;
 use cantle::core::content::Content;
 use cantle::core::escape::for_decision;
 use cantle::core::ids::RunId;
-use cantle::core::message::history;
 use cantle::core::sandbox::{FileKind, SandboxPath};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -21,17 +20,17 @@ use tokio_util::sync::CancellationToken;
 use super::run::{self, OpenRun};
 use super::{print, runs};
 use crate::approvals;
-use crate::args::{ApplyArgs, ChatArgs, RunArgs};
+use crate::args::{ApplyArgs, ChatArgs, RunArgs, TranscriptFormat};
 use crate::config::RunConfig;
 use crate::display::Display;
 use crate::earlier_run::EarlierRun;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::export;
 use crate::interrupts::Interrupts;
 use crate::line_editor::{Line, LineEditor};
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, one_line, plural, size};
-use crate::transcript;
 use crate::typed_ahead::TypedAhead;
 
 const PROMPT: &str = "> ";
@@ -104,6 +103,7 @@ impl Chat {
     /// If there is no terminal, or a setting is invalid or missing.
     pub(crate) fn prepare(args: ChatArgs) -> Result<Self, Failure> {
         let ChatArgs(mut args) = args;
+        args.variables = args.variables.fixed().usage()?;
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() || !io::stderr().is_terminal()
         {
             let message = "cantle chat needs a terminal; a script can use cantle run --continue";
@@ -434,16 +434,18 @@ impl Chat {
     }
 
     fn save(&self, file: &Path) -> anyhow::Result<String> {
-        let Some(latest) = self.runs.last() else {
+        let runs: Vec<_> = self.kept_runs().collect();
+        let Some(latest) = runs.last() else {
             bail!("there is no conversation yet");
         };
         let store = self.state.runs();
+        let values = self.args.variables.resolve(&[])?;
         let text = match file.extension().is_some_and(|name| name == "json") {
-            true => history::to_json(&store.conversation(*latest)?)?,
+            true => export::history(&store, latest, &values)?,
             false => {
                 let mut text = String::new();
-                for run in &self.runs {
-                    text.push_str(&transcript::markdown(&store.events(*run)?));
+                for run in runs {
+                    text += &export::export(&store, run, TranscriptFormat::Markdown, &values)?;
                     text.push('\n');
                 }
                 text.into_bytes()

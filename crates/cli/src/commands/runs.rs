@@ -61,7 +61,8 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                     return Err(anyhow::anyhow!(advice)).usage();
                 }
                 let id = run.run;
-                let text = export::export(&state.runs(), run, format).internal()?;
+                let text =
+                    export::export(&state.runs(), run, format, &Default::default()).internal()?;
                 let Some(target) = output.as_deref().and_then(StoreTarget::of) else {
                     return write(output.as_deref(), &text).map(|()| 0);
                 };

@@ -62,6 +62,10 @@ pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
     );
     let heading = heading(&record.run.task);
     let summary = Summary { record }.html();
+    let unknown = record.redactor.unknown().map(|names| {
+        let names = escaped(&names);
+        format!("; those of {names} were not known, and are not redacted")
+    });
     let mut page = String::with_capacity(data.len() + (64 << 10));
     // The template is read once, so that no text of the run is taken for a part of it.
     for piece in PAGE.split("{{") {
@@ -72,6 +76,7 @@ pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
             "script" => SCRIPT,
             "title" => &heading,
             "summary" => &summary,
+            "unknown" => unknown.as_deref().unwrap_or_default(),
             "data" => &data,
             _ => "",
         });

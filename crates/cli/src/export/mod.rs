@@ -12,12 +12,14 @@ mod markup;
 mod redaction;
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 
 use anyhow::Context as _;
 use cantle::agent::{KeptRun, KeptStatus, RunStore, Trajectory};
 use cantle::core::content::MediaKind;
 use cantle::core::event::{Event, RunStatus};
-use cantle::core::message::Message;
+use cantle::core::message::{self, Message};
+use cantle::core::secret::SecretText;
 use cantle::core::tool::ToolSpec;
 
 pub(crate) use self::redaction::Redactor;
@@ -36,7 +38,9 @@ struct RunRecord {
     redactor: Redactor,
 }
 
-/// Returns a run in a format. Blocks.
+/// Returns a run in a format, without these values of variables and those that the environment has. Blocks.
+///
+/// Names on standard error the variables of the run that have no value here.
 ///
 /// # Errors
 /// If its journal can't be read.
@@ -44,8 +48,15 @@ pub(crate) fn export(
     store: &RunStore,
     run: KeptRun,
     format: TranscriptFormat,
+    values: &BTreeMap<String, SecretText>,
 ) -> anyhow::Result<String> {
-    let redactor = Redactor::new(&run);
+    let redactor = Redactor::new(&run, values);
+    if let Some(names) = redactor.unknown() {
+        let _ = writeln!(
+            io::stderr(),
+            "cantle: the values of {names} are not known here, so they are not redacted; set them to have them redacted"
+        );
+    }
     let as_trajectory = |write: fn(&Trajectory) -> String| {
         let trajectory = store.trajectory(run.clone())?;
         anyhow::Ok(write(&redact_trajectory(trajectory, &redactor)?))
@@ -60,6 +71,24 @@ pub(crate) fn export(
         TranscriptFormat::Json => record(store, run, redactor)?.json_lines(),
         TranscriptFormat::Html => html::page(&record(store, run, redactor)?),
     }
+}
+
+/// Returns the conversation of a run as a history, without these values of variables and those that the environment has.
+/// Blocks.
+///
+/// # Errors
+/// If its journal can't be read.
+pub(crate) fn history(
+    store: &RunStore,
+    run: &KeptRun,
+    values: &BTreeMap<String, SecretText>,
+) -> anyhow::Result<Vec<u8>> {
+    let redactor = Redactor::new(run, values);
+    let messages = store.conversation(run.run)?.into_iter();
+    let redacted: Vec<_> = messages
+        .map(|message| redactor.redact(message))
+        .collect::<Result<_, _>>()?;
+    Ok(message::history::to_json(&redacted)?)
 }
 
 /// Reads the events of a run.

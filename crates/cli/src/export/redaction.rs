@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use cantle::agent::KeptRun;
-#[cfg(feature = "otel")]
 use cantle::core::secret::SecretText;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,29 +26,45 @@ const SECRET_ENDINGS: [&str; 7] = [
 
 /// Replaces secrets by the names of their variables.
 ///
-/// Values of a run's variables are not kept with it, so it knows those that the environment has at export time.
+/// Values of a run's variables are not kept with it, so it knows those that it is given and those that the environment has
+/// at export time.
 #[derive(Debug)]
 pub(crate) struct Redactor {
     /// A secret as it is or as it appears in JSON, and its replacement; the longest first, since one may contain another.
     replacements: Vec<(String, String)>,
+    /// Variables of the run whose values are not known.
+    unknown: Vec<String>,
 }
 
 impl Redactor {
-    /// Returns the redactor of a run's variables and of all keys in the environment.
-    pub(super) fn new(run: &KeptRun) -> Self {
+    /// Returns the redactor of a run's variables, of these values of theirs, and of all keys in the environment.
+    pub(super) fn new(run: &KeptRun, values: &BTreeMap<String, SecretText>) -> Self {
         let names = SavedSettings::read(run.note.clone()).map(|it| it.variables);
-        let names = names.unwrap_or_default();
-        let of_run = |name: &str| names.iter().any(|named| named == name);
-        Self::of(environment().filter(|(name, _)| of_run(name) || is_secret(name)))
+        let mut unknown = names.unwrap_or_default();
+        let of_run = |name: &str| unknown.iter().any(|named| named == name);
+        let here = environment().filter(|(name, _)| of_run(name) || is_secret(name));
+        let known: Vec<_> = here.chain(exposed(values)).collect();
+        unknown.retain(|name| !known.iter().any(|(known, _)| known == name));
+        Self {
+            unknown,
+            ..Self::of(known.into_iter())
+        }
     }
 
     /// Returns the redactor of these variables and of all keys in the environment.
     #[cfg(feature = "otel")]
-    pub(crate) fn with_values(variables: &BTreeMap<String, SecretText>) -> Self {
+    pub(crate) fn with_values(values: &BTreeMap<String, SecretText>) -> Self {
         let keys = environment().filter(|(name, _)| is_secret(name));
-        let variables = variables.iter();
-        let variables = variables.map(|(name, value)| (name.clone(), value.expose().to_owned()));
-        Self::of(keys.chain(variables))
+        Self::of(keys.chain(exposed(values)))
+    }
+
+    /// Returns the names of the run's variables whose values are not known, such as `A, B and C`; `None` if all are.
+    pub(super) fn unknown(&self) -> Option<String> {
+        let (last, others) = self.unknown.split_last()?;
+        Some(match others {
+            [] => last.clone(),
+            others => format!("{} and {last}", others.join(", ")),
+        })
     }
 
     fn of(variables: impl Iterator<Item = (String, String)>) -> Self {
@@ -66,7 +81,10 @@ impl Redactor {
         }
         let mut replacements: Vec<_> = replacements.into_iter().collect();
         replacements.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.len()));
-        Self { replacements }
+        Self {
+            replacements,
+            unknown: Vec::new(),
+        }
     }
 
     /// Returns a value without secrets in any of its texts.
@@ -128,6 +146,11 @@ impl Redactor {
         }
         text
     }
+}
+
+fn exposed(values: &BTreeMap<String, SecretText>) -> impl Iterator<Item = (String, String)> {
+    let values = values.iter();
+    values.map(|(name, value)| (name.clone(), value.expose().to_owned()))
 }
 
 fn environment() -> impl Iterator<Item = (String, String)> {

@@ -212,6 +212,54 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
 }
 
 #[tokio::test]
+async fn a_saved_conversation_has_no_values_of_variables() {
+    let script = Script::new()
+        .turn(command("echo $FLAG_VALUE $FILE_VALUE"))
+        .turn(finish("Printed.", &[]));
+    let (_server, env) = served(script).await;
+    env.write("variables", "FILE_VALUE=file-secret\n");
+    let args = "--env FLAG_VALUE=flag-secret --env-file variables Print";
+    let Some(mut chat) = Terminal::chat(&env, args) else {
+        return;
+    };
+    chat.shows("Printed.").await;
+    for file in ["talk.md", "talk.json"] {
+        chat.enters(&format!("/save {file}")).await;
+        chat.shows(&format!("Saved {file}")).await;
+        let saved = env.read(file);
+        assert!(
+            saved.contains("[FLAG_VALUE redacted] [FILE_VALUE redacted]"),
+            "{saved}"
+        );
+        assert!(!saved.contains("-secret"), "{saved}");
+    }
+    chat.enters("/quit").await;
+    chat.ended().await;
+    // Later, the values are not known: that is said, and those that are set again are redacted.
+    let shown = env.run(["runs", "show", "last", "--format", "html"]).await;
+    assert!(
+        shown
+            .stderr
+            .contains("the values of FILE_VALUE and FLAG_VALUE are not known here"),
+        "{shown:?}"
+    );
+    assert!(
+        shown
+            .stdout
+            .contains("those of FILE_VALUE and FLAG_VALUE were not known"),
+        "{shown:?}"
+    );
+    let env = env
+        .set("FLAG_VALUE", "flag-secret")
+        .set("FILE_VALUE", "file-secret");
+    for format in ["json", "atif", "inspect", "fine-tuning"] {
+        let shown = env.run(["runs", "show", "last", "--format", format]).await;
+        assert_eq!(shown.stderr, "", "{shown:?}");
+        assert!(!shown.stdout.contains("-secret"), "{shown:?}");
+    }
+}
+
+#[tokio::test]
 async fn summary_and_another_model_go_on_in_the_same_sandbox() {
     // The script goes by the length of the conversation, so it begins anew after the summary.
     let script = Script::new()
