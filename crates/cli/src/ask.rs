@@ -1,8 +1,9 @@
 //! Questions to the user at the terminal.
 //!
 //! A separate thread reads the answer. It stops as soon as the question is withdrawn, so that later
-//! input belongs to the next question. There is a user only if both standard input and standard error
-//! are terminals.
+//! input belongs to the next question. Input from before the whole question is shown is no answer to it; after that, the
+//! prompt's mark is shown, and what is typed counts. There is a user only if both standard input and standard error are
+//! terminals.
 
 mod approval;
 
@@ -21,6 +22,10 @@ use rustix::termios::{QueueSelector, tcflush};
 use tokio::sync::oneshot;
 
 use crate::text::clean;
+use crate::typed_ahead::TypedAhead;
+
+/// The mark after which an answer is typed.
+const MARK: &str = "> ";
 
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
@@ -61,11 +66,13 @@ impl TerminalUser {
 
     /// Asks a question until there is a valid answer, or the agent withdraws the question.
     ///
-    /// At the end of input (Ctrl-D), the question is declined. Nothing else may be written to the
-    /// terminal meanwhile. Dropping the future stops reading.
-    pub(crate) async fn answer(&self, question: &Question) {
+    /// Keys from before the question are added to `keys`, which are paused then; without them, they are discarded. At the
+    /// end of input (Ctrl-D), the question is declined. Nothing else may be written to the terminal meanwhile. Dropping the
+    /// future stops reading.
+    pub(crate) async fn answer(&self, question: &Question, keys: Option<&mut TypedAhead>) {
+        let asked = question.clone();
         let read = tokio::select! {
-            read = self.read(question) => read,
+            read = self.prompt(keys, move |prompt| prompt.ask(&asked)) => read,
             () = self.answers.closed(&question.id) => {
                 let _ = writeln!(&self.screen, "\n  (the question was withdrawn)");
                 return;
@@ -90,43 +97,52 @@ impl TerminalUser {
         (&self.screen).write_all(text.as_bytes())
     }
 
-    /// Asks for one line; input from before is discarded. Dropping the future stops reading.
+    /// Asks for one line; input from before is discarded. A mark follows the prompt. Dropping the future stops reading.
     ///
     /// # Errors
     /// If the input ends or can't be read.
     pub(crate) async fn read_line(&self, prompt: &str) -> io::Result<String> {
         let prompt = prompt.to_owned();
-        self.prompt(move |mut it| {
-            it.discard_input();
-            it.screen.write_all(prompt.as_bytes())?;
-            it.read_line()
-        })
-        .await
-    }
-
-    async fn read(&self, question: &Question) -> io::Result<String> {
-        let question = question.clone();
-        self.prompt(move |prompt| prompt.ask(&question)).await
+        self.prompt(None, move |mut it| it.read_line(&prompt)).await
     }
 
     async fn prompt(
         &self,
+        keys: Option<&mut TypedAhead>,
         ask: impl FnOnce(Prompt) -> io::Result<String> + Send + 'static,
     ) -> io::Result<String> {
         // Dropping this future closes the write end, which stops the thread.
         let (withdrawn, _guard) = io::pipe()?;
-        let (done, answer) = oneshot::channel();
+        let (done, mut answer) = oneshot::channel();
+        let (shown, is_shown) = oneshot::channel();
         let prompt = Prompt {
             keys: self.keys.try_clone()?,
             screen: self.screen.try_clone()?,
             withdrawn,
+            shown: Some(shown),
         };
         std::thread::Builder::new()
             .name("cantle-ask".to_owned())
             .spawn(move || done.send(ask(prompt)))?;
-        answer
-            .await
-            .unwrap_or_else(|_| Err(io::Error::other("nothing was read")))
+        let answer = tokio::select! {
+            answer = &mut answer => answer,
+            Ok(may_read) = is_shown => {
+                self.end_input(keys);
+                // The thread waits for it.
+                let _ = may_read.send(());
+                answer.await
+            }
+        };
+        answer.unwrap_or_else(|_| Err(io::Error::other("nothing was read")))
+    }
+
+    /// Input up to now is no answer: it is added to `keys`, or discarded. If it can't be discarded, the user sees it as the
+    /// answer.
+    fn end_input(&self, keys: Option<&mut TypedAhead>) {
+        match keys {
+            Some(keys) => keys.pause(),
+            None => drop(tcflush(&self.keys, QueueSelector::IFlush)),
+        }
     }
 }
 
@@ -137,19 +153,19 @@ struct Prompt {
     screen: File,
     /// Reaches its end when the question is withdrawn.
     withdrawn: PipeReader,
+    /// Takes the sender that allows to read, once the question is shown.
+    shown: Option<oneshot::Sender<oneshot::Sender<()>>>,
 }
 
 impl Prompt {
     /// Shows the question, and returns the first valid answer.
     fn ask(mut self, question: &Question) -> io::Result<String> {
-        self.discard_input();
         if let QuestionKind::Approval { tool, arguments } = &question.kind {
             return self.decide(tool, arguments);
         }
         self.screen.write_all(question_text(question).as_bytes())?;
         loop {
-            self.screen.write_all(input_prompt(question).as_bytes())?;
-            let line = self.read_line()?;
+            let line = self.read_line(&input_prompt(question))?;
             match question.parse_answer(&line) {
                 Ok(_) => return Ok(line),
                 Err(error) => writeln!(self.screen, "  {error}")?,
@@ -157,13 +173,17 @@ impl Prompt {
         }
     }
 
-    /// Input from before the question is no answer to it. If it can't be discarded, the user sees it as the
-    /// answer.
-    fn discard_input(&self) {
-        let _ = tcflush(&self.keys, QueueSelector::IFlush);
-    }
-
-    fn read_line(&mut self) -> io::Result<String> {
+    /// Shows a prompt, and reads a line.
+    fn read_line(&mut self, prompt: &str) -> io::Result<String> {
+        self.screen.write_all(prompt.as_bytes())?;
+        if let Some(shown) = self.shown.take() {
+            let (may_read, waits) = oneshot::channel();
+            let allowed = shown.send(may_read).is_ok() && waits.blocking_recv().is_ok();
+            if !allowed {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+        }
+        self.screen.write_all(MARK.as_bytes())?;
         let mut line = Vec::new();
         let mut chunk = [0; 4096];
         while line.last() != Some(&b'\n') {
@@ -221,7 +241,7 @@ fn question_text(question: &Question) -> String {
     text
 }
 
-/// Formats the prompt before the answer.
+/// Formats the prompt before the answer, without its mark.
 fn input_prompt(question: &Question) -> String {
     let expected = match &question.kind {
         QuestionKind::Choice { choices } => Some(format!("1-{}", choices.len())),
@@ -232,9 +252,9 @@ fn input_prompt(question: &Question) -> String {
     let default = default.map(|default| format!("Enter for {}", for_decision(default)));
     let hints: Vec<String> = expected.into_iter().chain(default).collect();
     if hints.is_empty() {
-        return "> ".to_owned();
+        return String::new();
     }
-    format!("[{}] > ", hints.join(", "))
+    format!("[{}] ", hints.join(", "))
 }
 
 #[cfg(test)]

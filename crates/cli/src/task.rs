@@ -443,11 +443,8 @@ impl Task {
                         }
                         display.clear_live().await;
                         // The user types the answer in the terminal's own mode.
-                        if let Some(keys) = keys.as_mut() {
-                            keys.pause();
-                        }
                         tokio::select! {
-                            () = user.answer(&question) => {}
+                            () = user.answer(&question, keys.as_deref_mut()) => {}
                             () = cancellation.cancelled() => {}
                         }
                         if let Some(keys) = keys.as_mut() {

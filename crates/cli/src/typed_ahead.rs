@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
 use rustix::termios::{
@@ -28,9 +28,13 @@ impl TypedAhead {
     /// # Errors
     /// If standard input is no terminal.
     pub(crate) fn begin() -> io::Result<Self> {
-        let stdin = io::stdin();
-        let before = tcgetattr(&stdin)?;
-        let keys = File::from(stdin.as_fd().try_clone_to_owned()?);
+        Self::at(io::stdin().as_fd())
+    }
+
+    /// Begins to read the keys of a terminal.
+    pub(crate) fn at(terminal: BorrowedFd<'_>) -> io::Result<Self> {
+        let before = tcgetattr(terminal)?;
+        let keys = File::from(terminal.try_clone_to_owned()?);
         let typed = Self {
             keys,
             before,

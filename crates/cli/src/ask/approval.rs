@@ -95,22 +95,16 @@ impl Prompt {
         let is_cut = self.show(&call)?;
         let view = if is_cut { " / [v]iew all" } else { "" };
         loop {
-            write!(
-                self.screen,
-                "  {} [y]es / [n]o and a reason / [e]dit / [a]lways{view} > ",
+            let line = self.read_line(&format!(
+                "  {} [y]es / [n]o and a reason / [e]dit / [a]lways{view} ",
                 call.question()
-            )?;
-            let line = self.read_line()?;
+            ))?;
             let line = line.trim();
             let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             match (word.to_lowercase().as_str(), rest.trim()) {
                 ("y" | "yes", "") => return Ok("yes".to_owned()),
                 ("n" | "no", "") => {
-                    write!(
-                        self.screen,
-                        "  A reason for the model, or Enter for none > "
-                    )?;
-                    let reason = self.read_line()?;
+                    let reason = self.read_line("  A reason for the model, or Enter for none ")?;
                     return Ok(format!("no {}", reason.trim()));
                 }
                 ("n" | "no", reason) => return Ok(format!("no {reason}")),
@@ -172,11 +166,10 @@ impl Prompt {
                 format!("every call of {}", for_decision(call.tool)),
             ),
         };
-        write!(
-            self.screen,
-            "  Run without asking for the rest of this run:\n  1  {this}\n  2  {every}\n  [1-2, Enter for neither] > "
-        )?;
-        Ok(match self.read_line()?.trim() {
+        let prompt = format!(
+            "  Run without asking for the rest of this run:\n  1  {this}\n  2  {every}\n  [1-2, Enter for neither] "
+        );
+        Ok(match self.read_line(&prompt)?.trim() {
             "1" => Some("always"),
             "2" => Some("always tool"),
             _ => None,
@@ -196,8 +189,8 @@ impl Prompt {
                     true => "The command to run instead, in one line",
                     false => "The arguments to use instead, as JSON in one line",
                 };
-                write!(self.screen, "  {expected} (set EDITOR for more) > ")?;
-                Ok(self.read_line()?.trim().to_owned())
+                let prompt = format!("  {expected} (set EDITOR for more) ");
+                Ok(self.read_line(&prompt)?.trim().to_owned())
             }
         };
         Ok(text.and_then(|text| call.with_text(&text)))

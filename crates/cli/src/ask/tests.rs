@@ -34,6 +34,20 @@ impl TestTerminal {
         (&*self.side).write_all(text.as_bytes()).expect("typed");
     }
 
+    /// Waits until something is displayed, and leaves it there.
+    async fn displays(&self) {
+        let side = Arc::clone(&self.side);
+        let waiting = tokio::task::spawn_blocking(move || {
+            let mut source = [PollFd::new(&*side, PollFlags::IN)];
+            let wait = Timespec {
+                tv_sec: 60,
+                tv_nsec: 0,
+            };
+            poll(&mut source, Some(&wait)).expect("it polls")
+        });
+        assert_eq!(waiting.await.expect("no panic"), 1);
+    }
+
     /// Returns everything that is displayed up to `end`.
     async fn read_until(&self, end: &'static str) -> String {
         let side = Arc::clone(&self.side);
@@ -72,7 +86,7 @@ async fn asked(
 ) -> Result<String, ToolError> {
     let answering = async {
         let question = terminal_user.next_question().await.expect("a question");
-        terminal_user.answer(&question).await;
+        terminal_user.answer(&question, None).await;
     };
     let (answer, (), ()) = tokio::join!(user.ask(question), answering, input);
     answer.map(|answer| answer.to_string())
@@ -102,6 +116,35 @@ async fn a_choice_is_asked_again_until_it_is_valid() {
         terminal.write("2\n");
     });
     assert_eq!(answer.await.expect("answered"), "Gr\x07een");
+}
+
+/// Keys that are pressed while a question is drawn answer nothing: they are discarded, or kept for the editor.
+#[tokio::test]
+async fn only_keys_after_the_question_is_drawn_count() {
+    for keeps in [false, true] {
+        let (terminal, channel, mut user) = TestTerminal::new();
+        let mut keys = keeps.then(|| TypedAhead::at(user.keys.as_fd()).expect("a terminal"));
+        // More than the terminal takes, so that drawing it waits for this test.
+        let text = format!("Begin? {}", "more ".repeat(40_000));
+        let question = Question::new(id(), text);
+        let typing = async {
+            terminal.displays().await;
+            terminal.write("early\n");
+            terminal.read_until("> ").await;
+            terminal.write("late\n");
+        };
+        let answering = async {
+            let question = user.next_question().await.expect("a question");
+            user.answer(&question, keys.as_mut()).await;
+        };
+        let (answer, (), ()) = tokio::join!(channel.ask(question), answering, typing);
+        assert_eq!(answer.expect("answered").to_string(), "late");
+        let kept = keys.map(|keys| {
+            keys.resume();
+            keys.end()
+        });
+        assert_eq!(kept.as_deref(), keeps.then_some("early\n"));
+    }
 }
 
 #[tokio::test]
@@ -139,7 +182,8 @@ async fn a_dropped_question_reads_no_input() {
     let (terminal, channel, mut user) = TestTerminal::new();
     let question = Question::new(id(), "First?");
     {
-        let asking = async { tokio::join!(channel.ask(question.clone()), user.answer(&question)) };
+        let asking =
+            async { tokio::join!(channel.ask(question.clone()), user.answer(&question, None)) };
         tokio::select! {
             _ = asking => panic!("answered"),
             _ = terminal.read_until("> ") => {}
@@ -164,7 +208,7 @@ async fn a_withdrawn_question_stops_reading() {
     };
     let answering = async {
         let question = user.next_question().await.expect("a question");
-        user.answer(&question).await;
+        user.answer(&question, None).await;
     };
     tokio::join!(asking, answering);
     terminal
@@ -186,7 +230,7 @@ async fn decided(tool: &str, arguments: &str, typed: &[&'static str]) -> (Answer
     };
     let answering = async {
         let question = user.next_question().await.expect("a question");
-        user.answer(&question).await;
+        user.answer(&question, None).await;
     };
     let (answer, (), ()) = tokio::join!(channel.ask(question), answering, typing);
     (answer.expect("answered"), shown.replace("\r\n", "\n"))
@@ -299,6 +343,7 @@ async fn an_editor_changes_the_call() {
         keys: user.keys.try_clone().expect("a copy"),
         screen: user.screen.try_clone().expect("a copy"),
         withdrawn,
+        shown: None,
     };
     let call = ShownCall::new("code_exec", r#"{"cmd": "ls /"}"#);
     let edit = |editor: &str| prompt.edit_in(editor, &call);

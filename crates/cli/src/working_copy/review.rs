@@ -241,7 +241,7 @@ async fn ask(
     paint: Paint,
 ) -> Answer {
     let question = format!(
-        "Apply these changes to {}? [y]es / [n]o, keep them / [r]eject / [d]iff in full > ",
+        "Apply these changes to {}? [y]es / [n]o, keep them / [r]eject / [d]iff in full ",
         for_decision(&copy.origin.display().to_string())
     );
     loop {
@@ -261,7 +261,7 @@ async fn ask(
 
 /// Asks a question that is answered with no by default.
 async fn agrees(user: &TerminalUser, question: &str) -> io::Result<bool> {
-    let answer = user.read_line(&format!("  {question} [y/N] > ")).await?;
+    let answer = user.read_line(&format!("  {question} [y/N] ")).await?;
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
