@@ -4,6 +4,7 @@
 //! arguments it was made for: to their digest, which the request carries and the answer must repeat.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::ids::RunId;
@@ -207,6 +208,40 @@ impl Approvals {
             Permission::Deny => 2,
         };
         ruled.max_by_key(strictness).unwrap_or(self.default)
+    }
+}
+
+/// A rule in each line, and what holds for all other calls in the last.
+impl fmt::Display for Approvals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for rule in &self.rules {
+            write!(f, "{} {}", rule.permission.verb(), rule.tool.glob().glob())?;
+            for (index, (name, pattern)) in rule.arguments.iter().enumerate() {
+                let conjunction = if index == 0 { "with" } else { "and" };
+                write!(
+                    f,
+                    " {conjunction} {name} = {}",
+                    pattern.glob().glob().escape_debug()
+                )?;
+            }
+            writeln!(f)?;
+        }
+        let rest = if self.rules.is_empty() {
+            "calls"
+        } else {
+            "others"
+        };
+        write!(f, "{} all {rest}", self.default.verb())
+    }
+}
+
+impl Permission {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Ask => "ask about",
+        }
     }
 }
 

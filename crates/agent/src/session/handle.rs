@@ -16,6 +16,7 @@ use super::options::{ResumeOptions, SessionOptions};
 use super::outputs::{blocking, check_directory};
 use super::tool_sets::{CLOSE_DEADLINE, ToolSets};
 use super::warnings::sandbox_warnings;
+use crate::approval::Approvals;
 use crate::budget::Budget;
 use crate::definition::Definition;
 use crate::error::{SessionError, SessionErrorKind};
@@ -317,6 +318,11 @@ impl Session {
             let message = "another run of this session goes on";
             SessionError::new(SessionErrorKind::Busy, message)
         })
+    }
+
+    /// Returns the approval rules of the agent.
+    pub fn approvals(&self) -> &Approvals {
+        &self.resources.agent.approvals
     }
 
     /// Returns the sandbox.

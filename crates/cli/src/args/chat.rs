@@ -1,7 +1,7 @@
 //! The command line of `cantle chat`: that of a run, without what makes no sense in a conversation.
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::RunArgs;
 
@@ -24,8 +24,10 @@ pub(crate) struct ChatArgs(pub(crate) RunArgs);
 impl Args for ChatArgs {
     fn augment_args(command: Command) -> Command {
         let mut command = RunArgs::augment_args(command)
+            // Another argument, since a run's can't be made optional again.
             .mut_arg("task", |task| {
-                task.index(1).required(false).help("The first message").long_help(None::<&str>)
+                let name = task.get_id().clone();
+                Arg::new(name).value_name("MESSAGE").index(1).help("The first message")
             })
             .mut_arg("more", |more| more.index(2))
             .after_long_help(None::<&str>)

@@ -28,6 +28,7 @@ use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export;
 use crate::interrupts::Interrupts;
 use crate::line_editor::{Line, LineEditor};
+use crate::saved_settings::SavedSettings;
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, one_line, plural, size};
@@ -147,13 +148,7 @@ impl Chat {
                     line = self.read() => line?,
                     () = interrupts.next() => Next::Leave,
                 },
-                Next::Send(message) => {
-                    if Box::pin(self.send(&message, &mut interrupts)).await? {
-                        Next::Read
-                    } else {
-                        return Ok(Code::Cancelled as u8);
-                    }
-                }
+                Next::Send(message) => Box::pin(self.send(&message, &mut interrupts)).await?,
                 Next::Leave => break,
             };
         }
@@ -196,10 +191,7 @@ impl Chat {
             ("files", "") => self.files().await,
             ("diff", "") => return self.apply(self.runs.last().copied(), "diff").await,
             ("undo", "") => return self.apply(self.latest_applied(), "undo").await,
-            ("approve", "") => Ok(format!(
-                "{}\n",
-                self.args.approve.as_deref().unwrap_or("never")
-            )),
+            ("approve", "") => self.approvals(),
             ("approve", rules) => self.set_approvals(rules).await,
             ("model", "") => self.model(),
             ("model", name) => self.set_model(name).await,
@@ -218,14 +210,18 @@ impl Chat {
         Ok(Next::Read)
     }
 
-    /// Sends a message, and displays what follows. Returns whether the conversation goes on.
-    async fn send(&mut self, message: &str, interrupts: &mut Interrupts) -> Result<bool, Failure> {
+    /// Sends a message, and displays what follows.
+    async fn send(&mut self, message: &str, interrupts: &mut Interrupts) -> Result<Next, Failure> {
         let token = CancellationToken::new();
+        let mut display = Display::new(self.args.display);
         let performed = tokio::select! {
-            performed = self.perform_message(message, &token) => performed,
+            performed = self.perform_message(message, &mut display, &token) => performed,
             () = interrupts.cancel_then_wait(&token) => {
                 print("\n")?;
-                return Ok(false);
+                self.code = Code::Cancelled as u8;
+                let is_new = |run: &RunId| !self.runs.contains(run);
+                self.runs.extend(display.run.filter(is_new));
+                return Ok(Next::Leave);
             }
         };
         match performed {
@@ -240,18 +236,18 @@ impl Chat {
                 }
             }
         }
-        Ok(true)
+        Ok(Next::Read)
     }
 
     async fn perform_message(
         &mut self,
         message: &str,
+        display: &mut Display,
         token: &CancellationToken,
     ) -> Result<u8, Failure> {
-        let mut display = Display::new(self.args.display);
         let mut open = match self.open.take() {
             Some(open) => open,
-            None => self.open(message, &mut display, token).await?,
+            None => self.open(message, display, token).await?,
         };
         if !self.runs.is_empty() {
             open.task.content = Content::from(message);
@@ -263,7 +259,7 @@ impl Chat {
         } = &mut open;
         let mut typed = TypedAhead::begin().ok().filter(|_| display.is_live());
         let ended = task
-            .run(session, &mut display, (user, typed.as_mut()), token)
+            .run(session, display, (user, typed.as_mut()), token)
             .await?;
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
         let outcome = &ended.outcome;
@@ -277,7 +273,7 @@ impl Chat {
         }
         let has_workdir = task.workdir.is_some();
         self.finished = ended.finished();
-        let code = task.report(ended, &mut display, user.as_ref()).await;
+        let code = task.report(ended, display, user.as_ref()).await;
         self.open = Some(open);
         // The next message begins on a new copy of the directory, or with the summary.
         if has_workdir || is_summary {
@@ -407,6 +403,36 @@ impl Chat {
             print(format!("{}\n", clean(&failure.to_string())))?;
         }
         Ok(Next::Read)
+    }
+
+    /// Describes the approval rules in force: those of the open session, or else those that the next one will have.
+    fn approvals(&self) -> anyhow::Result<String> {
+        let mut name = self.args.approve.clone();
+        if name.is_none() {
+            let latest = self.runs.last().map(ToString::to_string);
+            let earlier = latest.as_ref().or(self.args.earlier.as_ref());
+            let earlier = earlier.map(|name| self.state.find_run(name)).transpose()?;
+            let saved = earlier
+                .map(|run| SavedSettings::read(run.note))
+                .transpose()?;
+            name = saved.and_then(|saved| saved.approve);
+        }
+        let given;
+        let rules = match &self.open {
+            Some(open) => open.session.approvals(),
+            None => {
+                given = approvals::read(name.as_deref())?;
+                &given
+            }
+        };
+        let mut text = format!("{}\n", one_line(name.as_deref().unwrap_or("never")));
+        for rule in rules.to_string().lines() {
+            let _ = writeln!(text, "  {}", for_decision(rule));
+        }
+        if rules.may_ask() {
+            text.push_str("What you allowed with [a]lways ended with its message.\n");
+        }
+        Ok(text)
     }
 
     async fn set_approvals(&mut self, rules: &str) -> anyhow::Result<String> {

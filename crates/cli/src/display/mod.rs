@@ -46,6 +46,8 @@ pub(crate) struct Display {
     view: RunView,
     /// The running sub-agents.
     sub_agents: HashMap<RunId, RunView>,
+    /// The run whose events were displayed.
+    pub(crate) run: Option<RunId>,
     screen: Screen,
     /// The line that the user types meanwhile.
     input: String,
@@ -86,6 +88,7 @@ impl Display {
             },
             view: RunView::default(),
             sub_agents: HashMap::new(),
+            run: None,
             screen: Screen::default(),
             input: String::new(),
             started: Instant::now(),
@@ -106,6 +109,8 @@ impl Display {
 
     /// Displays events.
     pub(crate) async fn events(&mut self, events: &[Event]) {
+        let own = events.iter().find(|event| event.depth == 0);
+        self.run = self.run.or(own.map(|event| event.run));
         if self.mode == Mode::Json {
             let mut lines = Vec::new();
             for event in events {

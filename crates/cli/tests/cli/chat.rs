@@ -126,7 +126,7 @@ async fn messages_share_the_conversation_and_the_sandbox() {
     chat.enters("/files").await;
     chat.shows("delivered  cantle-out/").await;
     chat.shows("sandbox    notes").await;
-    chat.enters("/fil\t\u{15}/nonsense").await;
+    chat.enters("/nonsense").await;
     chat.shows("there is no command `/nonsense`").await;
     chat.enters("/save talk.md").await;
     chat.shows("Saved talk.md").await;
@@ -209,6 +209,97 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
     let request = server.requests().last().unwrap().body()["messages"].to_string();
     assert!(request.contains("also count"), "{request}");
     assert!(request.contains("not now"), "{request}");
+}
+
+#[tokio::test]
+async fn the_editor_completes_commands_and_takes_several_lines() {
+    let script = Script::new().turn(finish("Read.", &[]));
+    let (server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "") else {
+        return;
+    };
+    chat.enters("/co\t\t\u{15}/cos\t").await;
+    chat.shows("0 messages · ").await;
+    // Nothing begins with this; an empty line has nothing to complete.
+    chat.enters("\t/cosx\t").await;
+    chat.shows("there is no command `/cosx`").await;
+    chat.shows(PROMPT).await;
+    chat.types("one\\\rtwo\u{1b}\rthree\r").await;
+    chat.shows("Read.").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let request = server.requests()[0].body()["messages"].to_string();
+    assert!(request.contains("one\\ntwo\\nthree"), "{request}");
+}
+
+#[tokio::test]
+async fn interrupting_twice_leaves_and_says_how_to_go_on() {
+    let script = Script::new()
+        .turn(command("trap '' TERM; echo begun; sleep 1000"))
+        .turn(finish("Went on.", &[]));
+    let (server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "'Wait for it'") else {
+        return;
+    };
+    chat.shows("begun").await;
+    chat.types("\u{3}").await;
+    chat.shows("interrupt again to exit").await;
+    chat.types("\u{3}").await;
+    chat.shows("To go on: cantle chat --continue ").await;
+    let exited = chat.ended().await;
+    assert_eq!(exited.code, Some(4), "{exited:?}");
+    let run = exited.stdout.trim();
+    let mut chat = Terminal::chat(&env, &format!("--continue {run} Further")).unwrap();
+    chat.shows("Went on.").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    assert!(request.contains("Wait for it"), "{request}");
+}
+
+#[tokio::test]
+async fn approval_rules_in_force_are_shown() {
+    let script = Script::new()
+        .turn(command("echo one"))
+        .turn(finish("First answer.", &[]))
+        .turn(command("echo one"))
+        .turn(finish("Second answer.", &[]));
+    let (_server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "--approve ask Work") else {
+        return;
+    };
+    chat.shows("[a]lways > ").await;
+    chat.types("a\n").await;
+    chat.shows("neither] > ").await;
+    chat.types("2\n").await;
+    chat.shows("First answer.").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+
+    // The rules are those of the earlier run; what was allowed for its rest is not.
+    let mut chat = Terminal::chat(&env, "--continue last").unwrap();
+    chat.enters("/approve").await;
+    let shown = chat.shows("[a]lways").await;
+    assert!(
+        shown.contains("ask\r\n  allow finish\r\n  ask about all others\r\n"),
+        "{shown:?}"
+    );
+    chat.enters("Again").await;
+    chat.shows("[a]lways > ").await;
+    chat.types("y\n").await;
+    chat.shows("Second answer.").await;
+    // A file that changes is in force as it was read.
+    env.write("rules.toml", "default = \"deny\"\n[[rule]]\ntool = \"code_exec\"\narguments = { cmd = \"ls*\" }\npermission = \"ask\"\n");
+    chat.enters("/approve rules.toml").await;
+    chat.shows("From now on: rules.toml").await;
+    chat.enters("/approve").await;
+    chat.shows("  ask about code_exec with cmd = ls*\r\n  deny all others\r\n")
+        .await;
+    chat.enters("/approve never").await;
+    chat.enters("/approve").await;
+    chat.shows("never\r\n  allow all calls\r\n").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
 }
 
 #[tokio::test]
