@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Runs a task for processes that a command left behind, until it is done or the sandbox is dropped.
-    pub(crate) fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state();
         while state.background_tasks.try_join_next().is_some() {}
         state.background_tasks.spawn(task);

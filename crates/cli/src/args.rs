@@ -342,7 +342,7 @@ pub(crate) struct WorkdirArgs {
 
     /// Work on the directory of --workdir itself, not on a copy: commands change it at once
     ///
-    /// For the local backend with mount namespaces. What other programs run or obey, such as .git, .github and AGENTS.md,
+    /// For the local backend with mount namespaces. What other programs load or execute, such as .git, .github and AGENTS.md,
     /// is read-only, and files that look like secrets are hidden. There is no diff to decide on, and limits of disk
     /// space don't hold in the directory.
     #[arg(long, requires = "workdir", conflicts_with_all = ["apply", "diff", "reject"])]
@@ -350,7 +350,7 @@ pub(crate) struct WorkdirArgs {
 
     /// Apply the changes of --workdir without a question
     ///
-    /// Changes to files that programs may run or obey, such as .github and AGENTS.md, are still asked for, or left out.
+    /// Changes to files that programs may load or execute, such as .github and AGENTS.md, are still asked for, or left out.
     #[arg(long, conflicts_with = "reject")]
     pub(crate) apply: bool,
 

@@ -1,6 +1,6 @@
 //! Work on a directory itself (`--in-place`), not on a copy of it.
 //!
-//! Commands see the directory at its path and change it at once. What other programs run or obey is read-only there,
+//! Commands see the directory at its path and change it at once. What other programs load or execute is read-only there,
 //! and what looks like a secret is hidden. No mount can keep a command from making new files with such names: those are
 //! renamed at the end of a run.
 
@@ -239,7 +239,7 @@ impl InPlace {
         Ok(())
     }
 
-    /// Renames files that are new and that other programs run or obey, but for those that Cantle writes in the output
+    /// Renames files that are new and that other programs load or execute, but for those that Cantle writes in the output
     /// directory. Returns lines about them. Blocks.
     ///
     /// # Errors
@@ -264,13 +264,13 @@ impl InPlace {
             match rename(&root, &path) {
                 Ok(name) => {
                     lines.push(format!(
-                        "Renamed: {shown} is new, and other programs run or obey files of that name; it is {} now\n",
+                        "Renamed: {shown} is new, and other programs load or execute files of that name; it is {} now\n",
                         display(&name)
                     ));
                 }
                 Err(error) => {
                     lines.push(format!(
-                        "{shown} is new, other programs may run or obey it, and it can't be renamed: {error}\n"
+                        "{shown} is new, other programs may load or execute it, and it can't be renamed: {error}\n"
                     ));
                 }
             }
@@ -278,7 +278,7 @@ impl InPlace {
         for path in now.unreadable {
             let shown = display(&path.to_string_lossy());
             lines.push(format!(
-                "{shown} can't be read: new files that other programs run or obey may be in it\n"
+                "{shown} can't be read: new files that other programs load or execute may be in it\n"
             ));
         }
         let more = lines.len().saturating_sub(MAX_LINES);

@@ -345,7 +345,7 @@ impl Task {
         Ok(code as u8)
     }
 
-    /// Renames what commands have left in the directory that they changed itself and that other programs obey. Returns
+    /// Renames what commands have left in the directory that they changed itself and that other programs load or execute. Returns
     /// lines about it. Blocks.
     ///
     /// # Errors

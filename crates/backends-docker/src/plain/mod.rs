@@ -171,7 +171,7 @@ impl Shared {
         }
     }
 
-    fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut attending = self
             .attending
             .lock()

@@ -67,21 +67,21 @@ pub(super) fn drive(
         id: exec.id.clone(),
         mark,
     };
-    shared.attend(async move {
+    shared.spawn_tracked(async move {
         let mut pump = pin!(pump(exec, [stdout_sender, stderr_sender]));
         let mut feed = pin!(feed(input, writes));
-        let (mut is_pumped, mut is_fed) = (false, false);
+        let (mut output_ended, mut input_ended) = (false, false);
         {
             let mut control = pin!(control.run(order_receiver, report_sender));
             loop {
                 select! {
                     () = &mut control => break,
-                    () = &mut pump, if !is_pumped => is_pumped = true,
-                    () = &mut feed, if !is_fed => is_fed = true,
+                    () = &mut pump, if !output_ended => output_ended = true,
+                    () = &mut feed, if !input_ended => input_ended = true,
                 }
             }
         }
-        if !is_pumped {
+        if !output_ended {
             // A process that cleared its environment may hold the output open.
             let _ = timeout(DRAIN_DEADLINE, pump).await;
         }

@@ -182,11 +182,11 @@ impl Transport for LocalTransport {
     fn detach(self: Arc<Self>, reports: ProcessReports, outputs: Vec<LocalOutput>) {
         // A background process that still writes must neither block nor get SIGPIPE.
         for output in outputs {
-            self.shared.attend(discard(output));
+            self.shared.spawn_tracked(discard(output));
         }
         if self.shared.limits.are_polled() {
             let shared = Arc::clone(&self.shared);
-            shared.attend(async move { self.enforce_limits(reports).await });
+            shared.spawn_tracked(async move { self.enforce_limits(reports).await });
         }
     }
 }

@@ -72,7 +72,7 @@ impl CommandControl {
         });
         let envd = &self.active.envd;
         match envd.start(&start, backstop).await {
-            Ok(events) => self.attend(events, channels, started, reports).await,
+            Ok(events) => self.follow(events, channels, started, reports).await,
             Err(fault) => {
                 let may_run = fault.is_unanswered();
                 let error = not_started(&self.shared, envd, fault).await;
@@ -85,7 +85,7 @@ impl CommandControl {
         }
     }
 
-    async fn attend(
+    async fn follow(
         &self,
         events: EventStream,
         channels: [ChannelSender; 2],
@@ -100,7 +100,7 @@ impl CommandControl {
         );
         let mut pump = pin!(pump.run(events));
         let mut announcing = pin!(self.announce(started));
-        let (mut is_pumped, mut is_announced) = (false, false);
+        let (mut output_ended, mut is_announced) = (false, false);
         {
             let mut life = pin!(self.life());
             let report = loop {
@@ -110,7 +110,7 @@ impl CommandControl {
                     ended = &mut life => {
                         break ended.unwrap_or_else(|error| Some(Report::Lost(error)));
                     }
-                    () = &mut pump, if !is_pumped => is_pumped = true,
+                    () = &mut pump, if !output_ended => output_ended = true,
                 }
             };
             if !is_announced {
@@ -123,7 +123,7 @@ impl CommandControl {
             }
         }
         drop(reports);
-        if !is_pumped {
+        if !output_ended {
             // As long as there is a reader.
             select! {
                 () = pump => {}

@@ -446,7 +446,9 @@ impl Chat {
         let latest = self.kept_runs().last().map(|run| run.model);
         let given = self.args.settings.flags.get("model");
         let given = given.and_then(Value::as_str).map(str::to_owned);
-        let model = given.or(latest).unwrap_or_else(|| "as set".to_owned());
+        let model = given
+            .or(latest)
+            .unwrap_or_else(|| "the one of the settings".to_owned());
         Ok(format!("{}\n", one_line(&model)))
     }
 

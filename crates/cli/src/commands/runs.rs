@@ -151,7 +151,7 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
         }
         if runs.is_empty() {
             let none = match which.is_given() {
-                true => "No kept run is one of these.\n",
+                true => "No kept run matches.\n",
                 false => "No runs are kept.\n",
             };
             text.push_str(none);

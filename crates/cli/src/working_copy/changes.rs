@@ -108,7 +108,7 @@ impl Changes {
 }
 
 impl Change {
-    /// Returns the name in the path for which programs of the host may run or obey the file.
+    /// Returns the name in the path for which programs of the host may load or execute the file.
     pub(crate) fn reserved_name(&self) -> Option<&str> {
         reserved_name(&self.path)
     }

@@ -270,7 +270,7 @@ pub(crate) fn project_directory(directory: &Path) -> anyhow::Result<PathBuf> {
     let home = variable("HOME").and_then(|home| PathBuf::from(home).canonicalize().ok());
     if found.parent().is_none() || home.is_some_and(|home| home == found) {
         bail!(
-            "--workdir is about a whole directory, and {} is too much: name a project's directory",
+            "--workdir takes a whole directory, and {} is too large: name the directory of a project",
             found.display()
         );
     }

@@ -62,7 +62,7 @@ pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -
             let _ = write!(text, "  {}", paint.dim(note));
         }
         if let Some(name) = change.reserved_name() {
-            let note = format!("  programs may obey {}", for_decision(name));
+            let note = format!("  programs may load or execute {}", for_decision(name));
             text.push_str(&paint.yellow(&note));
         }
         text.push('\n');
@@ -265,7 +265,7 @@ async fn agrees(user: &TerminalUser, question: &str) -> io::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each; if no user can
+/// Applies changes. Those to files that programs may load or execute are left out unless the user agrees to each; if no user can
 /// be asked, the decision is incomplete. If some can't be applied, the user decides on the others.
 pub(crate) async fn apply(
     copy: &WorkingCopy,
@@ -279,7 +279,7 @@ pub(crate) async fn apply(
             continue;
         };
         let question = format!(
-            "{} may be run or obeyed by programs of this machine ({}). Apply it, too?",
+            "{} may be loaded or executed by programs of this machine ({}). Apply it, too?",
             for_decision(&change.path),
             for_decision(name)
         );

@@ -156,9 +156,7 @@ impl Workdir {
 
 fn check_flags(args: &WorkdirArgs) -> anyhow::Result<()> {
     if args.apply || args.reject || args.diff.is_some() {
-        bail!(
-            "--apply, --diff and --reject are about the changes of --workdir, which is not given"
-        );
+        bail!("--apply, --diff and --reject need --workdir");
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ async fn work(env: &TestEnv, flags: &[&str]) -> Exited {
 }
 
 #[tokio::test]
-async fn commands_change_the_directory_but_not_what_programs_obey() {
+async fn commands_change_the_directory_but_not_what_programs_load_or_execute() {
     let (server, env) = on_repository("").await;
     let repo = env.path("repo");
     let changes = format!(
@@ -69,7 +69,7 @@ async fn commands_change_the_directory_but_not_what_programs_obey() {
     );
     assert_eq!((made.uid(), made.gid()), (owner.uid(), owner.gid()));
     assert_eq!(made.permissions().mode() & 0o7000, 0);
-    // New names that programs obey are renamed, also where a link was replaced.
+    // New names that programs load or execute are renamed, also where a link was replaced.
     assert_eq!(env.read("repo/from-run-.vscode/tasks.json"), "evil\n");
     assert_eq!(env.read("repo/made/from-run-.git/config"), "evil\n");
     assert!(env.path("repo/made/from-run-.husky").is_symlink());

@@ -309,7 +309,7 @@ async fn hostile_changes_are_named_and_left_out() {
     );
     assert!(!exited.stderr.contains("\u{1b}"), "{exited:?}");
     for line in [
-        "A .git/hooks/pre-commit  +1 −0  programs may obey .git\n",
+        "A .git/hooks/pre-commit  +1 −0  programs may load or execute .git\n",
         "not applied: link: only files are applied",
         "not applied: pipe: only files are applied",
         "not applied: id_rsa: it looks like a secret",
@@ -434,10 +434,10 @@ async fn directories_and_flags_that_make_no_sense_are_refused() {
     let (_server, env) = on_repository(CHANGES).await;
     let home = env.path(".").display().to_string();
     for (args, part) in [
-        (vec!["--workdir", "/"], "is too much"),
+        (vec!["--workdir", "/"], "is too large"),
         (vec!["--workdir", "missing"], "can't be read"),
         (vec!["--workdir", "repo/old.txt"], "is not a directory"),
-        (vec!["--apply"], "--workdir, which is not given"),
+        (vec!["--apply"], "need --workdir"),
         (
             vec!["--workdir", "repo", "--input", "repo"],
             "cannot be used with",
@@ -476,7 +476,7 @@ async fn the_user_sees_the_changes_and_decides() {
     assert_eq!(exited.code, Some(0), "{exited:?}");
     assert!(shown.contains("+\\u{1b}[2J\\u{202e}\r\n"), "{shown:?}");
     assert!(
-        shown.contains(".github/ci may be run or obeyed"),
+        shown.contains(".github/ci may be loaded or executed"),
         "{shown:?}"
     );
     assert!(
