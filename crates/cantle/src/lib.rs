@@ -127,4 +127,16 @@ mod guides {
     mod extending {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[cfg(feature = "browser")]
+    #[doc = include_str!("../../../docs/browser.md")]
+    mod browser {}
+    #[cfg(feature = "mcp")]
+    #[doc = include_str!("../../../docs/mcp.md")]
+    mod mcp {}
+    #[cfg(all(feature = "python", feature = "backend-docker"))]
+    #[doc = include_str!("../../../docs/python.md")]
+    mod python {}
+    #[cfg(feature = "web")]
+    #[doc = include_str!("../../../docs/tools.md")]
+    mod tools {}
 }

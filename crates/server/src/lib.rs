@@ -53,3 +53,8 @@ pub use self::fleet::SandboxPlace;
 pub use self::server::{Server, ServerBuilder};
 pub use self::settings::ServerLimits;
 pub use self::tools::ToolService;
+
+/// Compiles the Rust code in the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/serve.md")]
+mod guide {}
