@@ -52,7 +52,7 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
         names.join(", ")
     );
     let servers: Arc<[Arc<Server>]> = servers.into();
-    let searched = Arc::clone(&servers);
+    let (searched, asked) = (Arc::clone(&servers), Arc::clone(&servers));
     let search = DynTool::from_fn(SEARCH, description, move |params: SearchParams, _| {
         let servers = Arc::clone(&searched);
         async move {
@@ -76,9 +76,17 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
     });
     [
         search.with_concurrency_safe(true).with_repeatable(true),
-        call.with_timeout(None).with_forwarding(|arguments| {
-            let params = CallParams::deserialize(arguments).ok()?;
-            Some((params.tool, Value::Object(params.arguments)))
+        call.with_timeout(None).with_forwarding(move |arguments| {
+            let CallParams {
+                tool: name,
+                arguments,
+            } = CallParams::deserialize(arguments).ok()?;
+            let given = Value::Object(arguments);
+            // Rules see the arguments as the tool gets them, repaired.
+            let tools = current(&asked);
+            let tool = tools.iter().find(|tool| tool.name() == name);
+            let parsed = tool.and_then(|tool| tool.parse(&given.to_string()).ok());
+            Some((name, parsed.map_or(given, |parsed| parsed.arguments)))
         }),
     ]
 }
