@@ -345,8 +345,8 @@ impl Task {
         Ok(code as u8)
     }
 
-    /// Renames what commands have left in the directory that they changed itself and that other programs load or execute. Returns
-    /// lines about it. Blocks.
+    /// Renames what commands have left in the directory that they changed itself and that other programs load or
+    /// execute. Returns lines about it. Blocks.
     ///
     /// # Errors
     /// If the directory can't be read.

@@ -52,7 +52,7 @@ struct Shared {
     /// Cancelled when the container has ended.
     gone: CancellationToken,
     /// Driver tasks of commands; aborted when this is dropped.
-    attending: Mutex<JoinSet<()>>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 impl ExecRunner {
@@ -71,7 +71,7 @@ impl ExecRunner {
             variables,
             limits: limits.clone(),
             gone,
-            attending: Mutex::default(),
+            tasks: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -172,12 +172,9 @@ impl Shared {
     }
 
     fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut attending = self
-            .attending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        while attending.try_join_next().is_some() {}
-        attending.spawn(task);
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
     }
 
     /// Returns "gone" instead of the error if the container has ended.

@@ -35,12 +35,8 @@ pub(crate) fn perform(args: &ConfigArgs) -> Result<u8, Failure> {
                 let _ = writeln!(text, "{name} = {value}  # {origin}");
             }
             _ => {
-                let default = default_of(&name).unwrap_or_default();
-                let _ = writeln!(
-                    text,
-                    "{}",
-                    format!("# {name} = {default}").trim_end_matches(" = ")
-                );
+                let default = default_of(&name).map(|default| format!(" = {default}"));
+                let _ = writeln!(text, "# {name}{}", default.unwrap_or_default());
             }
         }
     }

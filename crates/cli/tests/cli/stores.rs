@@ -226,24 +226,24 @@ async fn killed_while_it_delivers_a_run_delivers_once_when_it_is_resumed() {
     assert!(kept.stdout.contains("goes on in it"), "{kept:?}");
 }
 
-#[tokio::test]
-async fn a_delivery_that_failed_half_way_stores_the_rest_when_it_is_resumed() {
+/// Runs the task with a catalogue that refuses the files for which the condition holds, and returns how it ended.
+async fn failed(condition: &str) -> (ScriptedServer, TestEnv, Exited) {
     let server = server().await;
     let env = env(&server);
     stored(&env).await;
-    let fail = "CREATE TRIGGER fail BEFORE INSERT ON cantle_files WHEN NEW.filename = 'c.txt'
-                BEGIN SELECT RAISE(ABORT, 'no'); END";
-    catalogue(&env).execute_batch(fail).unwrap();
-    let command = [
-        "run",
-        "Change it",
-        "--input",
-        "a.txt",
-        "--output-dir",
-        "files:",
-    ];
-    let exited = env.run(command).await;
+    let fail = format!(
+        "CREATE TRIGGER fail BEFORE INSERT ON cantle_files {condition} BEGIN SELECT RAISE(ABORT, 'no'); END"
+    );
+    catalogue(&env).execute_batch(&fail).unwrap();
+    let run = ["run", "Change it", "--input", "a.txt"];
+    let exited = env.run(run.iter().chain(&["--output-dir", "files:"])).await;
     assert_eq!(exited.code, Some(1), "{exited:?}");
+    (server, env, exited)
+}
+
+#[tokio::test]
+async fn a_delivery_that_failed_half_way_stores_the_rest_when_it_is_resumed() {
+    let (_server, env, exited) = failed("WHEN NEW.filename = 'c.txt'").await;
     let run = waiting(&env);
     let advice = format!("deliver them with: cantle run --resume {run}");
     assert!(exited.stderr.contains(&advice), "{exited:?}");
@@ -281,22 +281,7 @@ async fn killed_while_it_collects_its_files_a_run_collects_them_again() {
 
 #[tokio::test]
 async fn gc_removes_undelivered_files_of_no_run_and_old_ones() {
-    let server = server().await;
-    let env = env(&server);
-    stored(&env).await;
-    let fail =
-        "CREATE TRIGGER fail BEFORE INSERT ON cantle_files BEGIN SELECT RAISE(ABORT, 'no'); END";
-    catalogue(&env).execute_batch(fail).unwrap();
-    let run = [
-        "run",
-        "Change it",
-        "--input",
-        "a.txt",
-        "--output-dir",
-        "files:",
-    ];
-    let exited = env.run(run).await;
-    assert_eq!(exited.code, Some(1), "{exited:?}");
+    let (_server, env, _) = failed("").await;
     let run = waiting(&env);
     let of_no_run = "01a2067fefe37241a2a824fac036503a";
     let young = "01a2067fefe37241a2a824fac036503b";

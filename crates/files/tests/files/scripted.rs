@@ -11,7 +11,7 @@ use cantle_files::{
     BucketOptions, FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile,
 };
 
-/// How a server fails, once it is told to.
+/// A fault of the server, which begins when a test sets it.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// It accepts an object, and keeps nothing.
