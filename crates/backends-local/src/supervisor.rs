@@ -157,9 +157,11 @@ impl Supervisor {
         self.orders.post(order)
     }
 
-    /// Whether the sandbox has ended, with everything in it.
+    /// Whether init has ended, before which no process in the sandbox is killed by its end.
     pub(crate) fn has_ended(&self) -> bool {
-        self.wait_until(Instant::now())
+        let nothing = PollFlags::empty();
+        // Only init has the other end.
+        wait(self.orders.control(), nothing, Instant::now()) || self.wait_until(Instant::now())
     }
 
     /// Ends the sandbox and waits until nothing of it is left or the deadline passes; returns whether it

@@ -36,6 +36,8 @@ pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], mounts: &Mounts, 
     built.opened.iter().copied().for_each(sys::close);
     let served = Init::start(control, alone, &built.profile).and_then(|mut init| init.serve());
     if !alone {
+        // The owner sees that the sandbox has ended before its commands do.
+        sys::close(control);
         // The guard or the relay does the same, but may have been killed.
         Tree::below(sys::getpid()).kill_for_good(false);
     }

@@ -124,7 +124,7 @@ impl Engine {
         self.supervisor.post(order)
     }
 
-    /// Whether everything in the sandbox has ended unasked.
+    /// Whether the sandbox has ended unasked.
     pub(crate) fn is_gone(&self) -> bool {
         self.supervisor.has_ended()
     }
