@@ -79,7 +79,7 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     let number = |name: &str| answer[name].as_f64().context("not a number");
     let rate = |seconds: f64| BYTES as f64 / 1e6 / seconds;
     for (name, what, beside, goal) in [
-        ("in", "into a container", "the archive API", 0.9),
+        ("in", "into a container", "the archive API", 0.5),
         ("out", "out of a container", "the archive API", 0.9),
         ("output", "of output of a container", "a raw attach", 0.8),
     ] {

@@ -40,7 +40,7 @@ impl Report {
             what: what.into(),
             value,
             unit,
-            goal: Some((0.0, most)),
+            goal: Some((f64::NEG_INFINITY, most)),
         });
     }
 

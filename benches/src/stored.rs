@@ -199,10 +199,13 @@ pub(crate) fn run_service(cantle: &str) -> Result<()> {
     let answer = in_runtime(async {
         let client = Client::new(served.address);
         let arguments = json!({ "code": "print(1)" });
-        client.call_tool("run_python", &arguments).await?;
+        // The service's Python: another one may be a script of a version manager.
+        let asked = json!({ "code": "import sys; print(sys.executable)" });
+        let asked = client.call_tool("run_python", &asked).await?;
+        let python = asked["stdout"].as_str().context("not a text")?.trim();
         let (mut raw, mut calls) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let mut command = tokio::process::Command::new("python3");
+            let mut command = tokio::process::Command::new(python);
             command.args(["-c", "print(1)"]).stdin(Stdio::null());
             let started = Instant::now();
             ensure!(command.output().await?.status.success());

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: docker_images.sh BUSYBOX DIRECTORY
-# Makes DIRECTORY/slice.tar, a root of BusyBox and this machine's bash, Python and git with the
+# Makes DIRECTORY/slice.tar, a root of BusyBox and this machine's bash, Python, git and apt with the
 # libraries they need, and DIRECTORY/busybox.tar, a root in which there is nothing but BusyBox.
 set -euo pipefail
 busybox=$1
@@ -32,6 +32,11 @@ tar -C "$root" -cf "$out/busybox.tar" .
 python=$(/usr/bin/env python3 -c 'import os, sys; print(os.path.realpath(sys.executable))')
 standard=$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 programs=("$(command -v bash)" "$(command -v git)" "$python")
+# What installs a package that is at hand.
+for program in apt-get dpkg dpkg-deb dpkg-query dpkg-split tar; do
+    programs+=("$(command -v "$program")")
+done
+programs+=(/usr/lib/apt/methods/{copy,file,store} /sbin/ldconfig)
 for program in "${programs[@]}"; do
     add "$(realpath "$program")"
 done
@@ -50,4 +55,9 @@ done
 for library in $(libraries "${programs[@]}" "$standard"/lib-dynload/*.so); do
     [ -e "$root$library" ] || add "$library"
 done
+mkdir -p "$root"/etc/apt/{apt.conf.d,preferences.d,sources.list.d} "$root"/var/{cache/apt/archives/partial,log/apt} \
+    "$root"/var/lib/{apt/lists/partial,dpkg/{info,updates,triggers}} "$root/usr/share"
+touch "$root/var/lib/dpkg/status" "$root/var/lib/dpkg/available"
+cp -r /usr/share/dpkg "$root/usr/share/"
+echo '_apt:x:42:65534::/nonexistent:/bin/false' >> "$root/etc/passwd"
 tar -C "$root" -cf "$out/slice.tar" .

@@ -128,12 +128,13 @@ impl Client {
     }
 
     /// Calls a tool of the service, which must succeed.
-    pub(crate) async fn call_tool(&self, tool: &str, arguments: &Value) -> Result<()> {
+    pub(crate) async fn call_tool(&self, tool: &str, arguments: &Value) -> Result<Value> {
         let request = Request::post("/execute").header("authorization", format!("Bearer {KEY}"));
         let message = json!({ "tool_name": tool, "arguments": arguments });
-        let answer: Value = serde_json::from_slice(&self.ask(request, message.to_string()).await?)?;
+        let mut answer: Value =
+            serde_json::from_slice(&self.ask(request, message.to_string()).await?)?;
         ensure!(answer["success"] == true, "{answer}");
-        Ok(())
+        Ok(answer["result"].take())
     }
 
     async fn ask(&self, request: Builder, message: String) -> Result<Vec<u8>> {

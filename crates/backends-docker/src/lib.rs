@@ -19,7 +19,8 @@
 //!   the image's entry point and health check are not run. The supervisor is root with five capabilities
 //!   (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), so that commands can't kill or trace it; commands run
 //!   as [another user](DockerBackend::with_user), by default 1000, without capabilities. The working
-//!   directory, `/workspace`, belongs to that user.
+//!   directory, `/workspace`, belongs to that user. As user 0 they can install packages of a distribution; apt needs the
+//!   setting `APT::Sandbox::User "root"`, since without capabilities it can't switch to its own user.
 //! - **Limited.** The kernel enforces memory, processes and network, and disk and inodes by file systems in
 //!   memory over a read-only image, in which volumes that it declares are empty and read-only. Processor
 //!   time, file size and open files are limited per process; wall time and output are enforced by the

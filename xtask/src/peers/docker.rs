@@ -54,7 +54,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     Ok(engine)
 }
 
-/// The images as archives: a slice of this machine (BusyBox, bash, Python, git), and BusyBox alone.
+/// The images as archives: a slice of this machine (BusyBox, bash, Python, git, apt), and BusyBox alone.
 fn images(workshop: &Workshop) -> Result<PathBuf> {
     let busybox = super::busybox::program(workshop)?;
     let script = source("docker_images.sh");

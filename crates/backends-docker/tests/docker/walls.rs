@@ -138,6 +138,40 @@ async fn default_limits_apply_unless_switched_off() {
     assert_eq!(configured(policy).await, ("0 21".to_owned(), Vec::new()));
 }
 
+/// Root of a container has no capabilities, so that apt can't switch to its own user for downloads.
+#[tokio::test(flavor = "multi_thread")]
+async fn packages_are_installed_under_the_defaults() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let backend = engine.backend().with_user(0, 0);
+    for policy in [Policy::workspace(), Policy::unconfined()] {
+        let sandbox = backend.open(context_with(policy)).await.unwrap();
+        let line = r#"
+export PATH="$PATH:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive
+mkdir -p tool/DEBIAN tool/usr/local/bin repository
+printf 'Package: tool\nVersion: 1\nArchitecture: all\nMaintainer: A <a@example.org>\nDescription: prints\n' > tool/DEBIAN/control
+printf '#!/bin/sh\ntouch /var/lib/tool\n' > tool/DEBIAN/postinst
+printf '#!/bin/sh\necho installed\n' > tool/usr/local/bin/tool
+chmod 755 tool/DEBIAN/postinst tool/usr/local/bin/tool
+dpkg-deb --build tool repository/tool.deb
+{
+    dpkg-deb --field repository/tool.deb
+    printf 'Filename: ./tool.deb\nSize: %s\nSHA256: %s\n' \
+        "$(stat -c %s repository/tool.deb)" "$(sha256sum < repository/tool.deb | cut -d' ' -f1)"
+} > repository/Packages
+echo "deb [trusted=yes] file:$PWD/repository ./" > /etc/apt/sources.list
+echo 'APT::Sandbox::User "root";' > /etc/apt/apt.conf.d/user
+apt-get update -q && apt-get install -qy tool && test -e /var/lib/tool && tool"#;
+        let output = run(&*sandbox, line).await;
+        assert!(
+            output.stdout.text().ends_with("\ninstalled\n"),
+            "{output:?}"
+        );
+        sandbox.close().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn kernel_enforces_limits() {
     let Some(engine) = TestEngine::from_env() else {
