@@ -124,7 +124,7 @@ impl Server {
         }
     }
 
-    /// Connects, and lists the server's tools. Returns whether it announces changes of them.
+    /// Connects, and lists the server's tools. Returns whether it may add tools later.
     pub(crate) async fn open(&self) -> Result<bool, String> {
         let mut state = self.state.lock().await;
         let live = self.connect(&mut state).await?;
@@ -133,7 +133,7 @@ impl Server {
             Ok(tools) => {
                 *self.tools.lock().unwrap_or_else(PoisonError::into_inner) =
                     listing::accepted(&self.config, tools)?.into();
-                Ok(live.announces_changes())
+                Ok(self.config.tools.is_none() && live.announces_changes())
             }
             Err(problem) => {
                 let child = live.child.clone();

@@ -135,11 +135,11 @@ impl ToolProvider for McpTools {
         });
         let mut set = McpToolSet::default();
         let mut problems = Vec::new();
-        let mut announces_changes = false;
+        let mut may_add_tools = false;
         for (server, opened) in join_all(open).await {
             match opened {
-                Ok(announces) => {
-                    announces_changes |= announces;
+                Ok(may_add) => {
+                    may_add_tools |= may_add;
                     set.tools.extend(dyn_tools(&server));
                 }
                 Err(problem) => problems.push(failure(&server.config.name, &problem).to_string()),
@@ -150,7 +150,7 @@ impl ToolProvider for McpTools {
             let offered_bytes: usize = set.tools.iter().map(spec_bytes).sum();
             if offered_bytes > self.max_offered_bytes {
                 set.tools = deferred(&set.servers).into();
-            } else if announces_changes {
+            } else if may_add_tools {
                 set.tools.extend(deferred(&set.servers));
             }
             return Ok(Box::new(set));
