@@ -7,21 +7,17 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_tls::TlsOptions;
 #[cfg(feature = "s3")]
 use object_store::aws::AmazonS3Builder;
 #[cfg(feature = "azure")]
 use object_store::azure::MicrosoftAzureBuilder;
-use object_store::client::{ClientOptions, HttpClient, HttpConnector};
 use object_store::signer::Signer;
-use object_store::{BackoffConfig, Error as ObjectError, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
+use crate::connector::Connector;
 use crate::error::FilesError;
 use crate::store::FileStore;
 
-/// How long connecting may take, and how long a server may send nothing.
-const CONNECT: Duration = Duration::from_secs(10);
-const SILENCE: Duration = Duration::from_secs(30);
 /// How long a request is repeated.
 const RETRIES: Duration = Duration::from_secs(60);
 /// Size of a file with credentials.
@@ -162,28 +158,4 @@ fn settings<K: FromStr>(file: &Path, prefix: &str) -> Result<Vec<(K, String)>, F
         settings.push(setting.ok_or_else(missing)?);
     }
     Ok(settings)
-}
-
-/// Connections with the TLS settings that all of Cantle has.
-#[derive(Debug)]
-struct Connector;
-
-impl HttpConnector for Connector {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        let failed = |source| ObjectError::Generic {
-            store: "bucket",
-            source,
-        };
-        let tls = TlsOptions::new()
-            .build()
-            .map_err(|error| failed(error.into()))?;
-        let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls)
-            .connect_timeout(CONNECT)
-            .read_timeout(SILENCE)
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|error| failed(error.into()))?;
-        Ok(HttpClient::new(client))
-    }
 }

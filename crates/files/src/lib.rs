@@ -23,6 +23,8 @@
 
 #[cfg(any(feature = "azure", feature = "s3"))]
 mod bucket;
+#[cfg(any(feature = "azure", feature = "s3"))]
+mod connector;
 mod error;
 mod files;
 mod name;

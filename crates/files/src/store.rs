@@ -317,8 +317,8 @@ impl FileStore {
             Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let found = self.objects.get(&path).await?.bytes().await?;
-        if found == identity.as_bytes() {
+        let found = self.objects.get(&path).await?;
+        if found.meta.size == identity.len() as u64 && found.bytes().await? == identity.as_bytes() {
             return Ok(());
         }
         let message = "the file store belongs to another catalogue: name that catalogue, or another directory, bucket or prefix";

@@ -70,9 +70,9 @@ fn connect(file: &Path) -> Result<Connection, FilesError> {
     };
     let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = directory.unwrap_or_else(|| Path::new("."));
-    fs::create_dir_all(directory).map_err(unusable)?;
     #[cfg(target_os = "linux")]
-    refuse_network(directory, file, unusable)?;
+    refuse_network(file)?;
+    fs::create_dir_all(directory).map_err(unusable)?;
     let connection = Connection::open(file).map_err(FilesError::catalogue)?;
     connection
         .busy_timeout(BUSY_TIMEOUT)
@@ -103,16 +103,24 @@ fn write_ahead(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 #[cfg(target_os = "linux")]
-fn refuse_network(
-    directory: &Path,
-    file: &Path,
-    unusable: impl Fn(std::io::Error) -> FilesError,
-) -> Result<(), FilesError> {
-    let directory = fs::File::open(directory).map_err(&unusable)?;
-    let system = rustix::fs::fstatfs(&directory).map_err(|error| unusable(error.into()))?;
-    let Some(name) = network_file_system(system.f_type as i64) else {
+fn refuse_network(file: &Path) -> Result<(), FilesError> {
+    // The file, which may be a link to another file system, or the first directory above that exists.
+    let places = file.ancestors().chain([Path::new(".")]);
+    let found = places
+        .into_iter()
+        .find_map(|it| Some((it, rustix::fs::statfs(it).ok()?)));
+    let Some((place, system)) = found else {
         return Ok(());
     };
+    let name = match network_file_system(system.f_type) {
+        Some("FUSE") => {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let place = place.canonicalize().ok();
+            place.and_then(|place| fuse_program(&mounts, &place))
+        }
+        name => name.map(str::to_owned),
+    };
+    let Some(name) = name else { return Ok(()) };
     let message = format!(
         "the file catalogue `{}` is on {name}, a network file system, where SQLite's locks are unreliable: \
          name a file on a local disk, or a PostgreSQL database",
@@ -121,11 +129,11 @@ fn refuse_network(
     Err(FilesError::configuration(message))
 }
 
-/// Names the network file system of this number, from `linux/magic.h` and the file systems' sources.
+/// Names the network file system of this number, from `linux/magic.h` and the file systems' sources. FUSE may be one.
 #[cfg(target_os = "linux")]
-fn network_file_system(magic: i64) -> Option<&'static str> {
+fn network_file_system(magic: impl Into<i64>) -> Option<&'static str> {
     // The type is signed on some platforms, and the numbers have 32 bits.
-    Some(match magic & 0xffff_ffff {
+    Some(match magic.into() & 0xffff_ffff {
         0x6969 => "NFS",
         0x517b => "SMB",
         0xff53_4d42 => "CIFS",
@@ -137,9 +145,44 @@ fn network_file_system(magic: i64) -> Option<&'static str> {
         0x1983_0326 => "BeeGFS",
         0x0116_1970 => "GFS2",
         0x7461_636f => "OCFS2",
+        0x2003_0528 => "OrangeFS",
         0x0102_1997 => "9P",
+        0x786f_4256 => "vboxsf",
+        0x6573_5546 => "FUSE",
         _ => return None,
     })
+}
+
+/// Programs whose file systems of FUSE are on other machines. Others, such as `ntfs-3g`, are local.
+#[cfg(target_os = "linux")]
+const FUSE_PROGRAMS: [&str; 12] = [
+    "blobfuse2",
+    "ceph",
+    "ceph-fuse",
+    "davfs",
+    "gcsfuse",
+    "glusterfs",
+    "goofys",
+    "juicefs",
+    "mount-s3",
+    "rclone",
+    "s3fs",
+    "sshfs",
+];
+
+/// Returns the type of the mount that a place is on, if a program in [`FUSE_PROGRAMS`] serves it.
+#[cfg(target_os = "linux")]
+fn fuse_program(mounts: &str, place: &Path) -> Option<String> {
+    // `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS… - TYPE SOURCE OPTIONS`, with `\040` for a space in a path.
+    let mounted = mounts.lines().filter_map(|line| {
+        let point = line.split(' ').nth(4)?.replace("\\040", " ");
+        let kind = line.split_once(" - ")?.1.split(' ').next()?;
+        place.starts_with(&point).then_some((point.len(), kind))
+    });
+    // The last of several on one point is the visible one.
+    let (_, kind) = mounted.max_by_key(|(length, _)| *length)?;
+    let program = kind.strip_prefix("fuse.")?;
+    FUSE_PROGRAMS.contains(&program).then(|| kind.to_owned())
 }
 
 fn migrate(connection: &mut Connection) -> Result<String, FilesError> {
@@ -310,11 +353,33 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn network_file_systems_are_known_by_their_numbers() {
         assert_eq!(network_file_system(0x6969), Some("NFS"));
         // As a signed 32-bit number.
         assert_eq!(network_file_system(-11_317_950), Some("CIFS"));
         assert_eq!(network_file_system(0xef53), None);
+    }
+
+    #[test]
+    fn programs_of_fuse_are_known_by_the_visible_mount() {
+        let mounts = "\
+22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
+90 22 0:50 / /mnt/my\\040data rw,nosuid - fuse.sshfs host: rw,user_id=0
+91 90 252:2 / /mnt/my\\040data/disk rw - ext4 /dev/vdb rw
+92 22 0:51 / /mnt/ntfs rw - fuse.ntfs-3g /dev/vdc rw
+93 22 0:52 / /mnt/twice rw - fuse.ntfs-3g /dev/vdc rw
+94 93 0:53 / /mnt/twice rw - fuse.s3fs s3fs rw
+";
+        let program = |place: &str| fuse_program(mounts, Path::new(place));
+        for place in [
+            "/home/x",
+            "/mnt/my data2/x",
+            "/mnt/my data/disk/x",
+            "/mnt/ntfs/x",
+        ] {
+            assert_eq!(program(place), None, "{place}");
+        }
+        assert_eq!(program("/mnt/my data/x").as_deref(), Some("fuse.sshfs"));
+        assert_eq!(program("/mnt/twice/x").as_deref(), Some("fuse.s3fs"));
     }
 }

@@ -1,6 +1,7 @@
 //! Catalogues in SQLite: schemas, claims, many files, two processes.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 
 use cantle_files::{
     FileStore, Files, FilesErrorKind, Limits, MemoryRecords, NewFile, Quota, SqliteRecords,
@@ -113,5 +114,50 @@ async fn stores_twenty_files() {
         if let Err(error) = files.put_bytes("alice", NewFile::named("a"), "x").await {
             assert_eq!(error.kind(), FilesErrorKind::QuotaExceeded, "{error:?}");
         }
+    }
+}
+
+/// Mounts a file system of FUSE that no program serves: for others than its user, the kernel answers by itself.
+const MOUNT: &str = "import ctypes, os, sys
+libc = ctypes.CDLL(None)
+point = sys.argv[1].encode()
+fuse = os.open('/dev/fuse', os.O_RDWR)
+options = b'fd=%d,rootmode=40000,user_id=1,group_id=1' % fuse
+print(libc.mount(b'host:', point, b'fuse.' + sys.argv[2].encode(), 0, options), flush=True)
+sys.stdin.read()
+libc.umount2(point, 2)";
+
+/// Needs root and FUSE.
+#[tokio::test]
+async fn a_catalogue_on_a_network_file_system_is_refused() {
+    let directory = directory();
+    let mut refused = 0;
+    for (program, is_network) in [("sshfs", true), ("ntfs-3g", false)] {
+        let point = directory.path().join(program);
+        std::fs::create_dir(&point).unwrap();
+        let mut python = Command::new("python3");
+        python.args(["-c", MOUNT]).arg(&point).arg(program);
+        python.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut python = python.spawn().unwrap();
+        let mut answer = String::new();
+        let mut stdout = BufReader::new(python.stdout.take().unwrap());
+        stdout.read_line(&mut answer).unwrap();
+        if answer == "0\n" {
+            let link = point.with_extension("link");
+            std::os::unix::fs::symlink(&point, &link).unwrap();
+            for place in [point, link.join("new/directory")] {
+                let error = SqliteRecords::open(place.join("catalogue.sqlite"));
+                let error = error.await.unwrap_err().to_string();
+                let message = "is on fuse.sshfs, a network file system";
+                // Nothing can be written there either way.
+                assert_eq!(error.contains(message), is_network, "{error}");
+                refused += 1;
+            }
+        }
+        drop(python.stdin.take());
+        python.wait().unwrap();
+    }
+    if refused == 0 {
+        cantle_testkit::lane::skip("file systems of FUSE can't be mounted here");
     }
 }

@@ -28,6 +28,8 @@ enum Fault {
     StalledUpload,
     /// It sends half of an object, and then nothing.
     StalledDownload,
+    /// It sends an object byte by byte, with pauses.
+    DrippedDownload,
 }
 
 #[derive(Default)]
@@ -140,6 +142,16 @@ fn answer(state: &Mutex<State>, stream: TcpStream) -> Option<()> {
         }
         _ => head("404 Not Found", 0).into_bytes(),
     };
+    if matches!((method, fault), ("get", Some(Fault::DrippedDownload))) {
+        drop(state);
+        let (head, content) = answer.split_at(answer.len().checked_sub(12)?);
+        stream.write_all(head).ok()?;
+        for byte in content {
+            thread::sleep(Duration::from_secs(5));
+            stream.write_all(&[*byte]).ok()?;
+        }
+        return Some(());
+    }
     stream.write_all(&answer).ok()?;
     if matches!((method, fault), ("get", Some(Fault::StalledDownload))) {
         state.stalled.push(stream);
@@ -221,8 +233,9 @@ async fn a_store_that_stalls_is_an_error_within_the_deadline() {
         files.read_bytes("alice", record.id, 100).await.unwrap_err()
     };
     let (stalled, broken) = (Fault::StalledDownload, Fault::BrokenContent);
-    let errors = tokio::join!(upload, download(stalled), download(broken));
-    for error in <[_; 3]>::from(errors) {
+    let dripped = download(Fault::DrippedDownload);
+    let errors = tokio::join!(upload, download(stalled), download(broken), dripped);
+    for error in <[_; 4]>::from(errors) {
         assert_eq!(error.kind(), FilesErrorKind::Store, "{error:?}");
     }
     assert!(begun.elapsed() < Duration::from_secs(200));
