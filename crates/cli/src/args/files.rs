@@ -8,7 +8,7 @@ use crate::delivery::StoreArgs;
 
 /// List, copy, store and remove files of a store, such as that of `cantle serve --tools`
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("owner", |owner| owner.global(true)))]
+#[command(mut_args(|arg| arg.global(true)))]
 pub(crate) struct StoredFilesArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,

@@ -22,6 +22,8 @@ mod files;
 mod going_on;
 mod in_place;
 mod interrupts;
+#[cfg(any(feature = "azure", feature = "s3"))]
+mod killed_deliveries;
 mod limits;
 mod mcp;
 mod mcp_clients;

@@ -11,7 +11,7 @@ use crate::support::{DEADLINE, Exited, Mark, TestEnv, send, wait_for_exit};
 use crate::{command, finish};
 
 /// Returns a model that changes `a.txt`.
-async fn server() -> ScriptedServer {
+pub(crate) async fn server() -> ScriptedServer {
     let script = Script::new()
         .turn(command(
             "mkdir dir; sed s/1/2/ a.txt > dir/b.txt; echo 3 > c.txt; echo 4 > 'é #.txt'",
@@ -21,7 +21,7 @@ async fn server() -> ScriptedServer {
     ScriptedServer::start(options).await.unwrap()
 }
 
-fn env(server: &ScriptedServer) -> TestEnv {
+pub(crate) fn env(server: &ScriptedServer) -> TestEnv {
     let env = TestEnv::new()
         .with_server(&server.url())
         .set("CANTLE_API_KEY", "sk-test-123");
@@ -29,7 +29,7 @@ fn env(server: &ScriptedServer) -> TestEnv {
     env
 }
 
-async fn stored(env: &TestEnv) -> Vec<Value> {
+pub(crate) async fn stored(env: &TestEnv) -> Vec<Value> {
     let listed = env.run(["files", "ls", "--json"]).await;
     serde_json::from_str(&listed.stdout).unwrap()
 }
@@ -38,7 +38,7 @@ fn id(exited: &Exited) -> &str {
     exited.stdout.split(' ').next().unwrap()
 }
 
-fn file_names(files: &[Value]) -> Vec<&str> {
+pub(crate) fn file_names(files: &[Value]) -> Vec<&str> {
     let mut names: Vec<_> = files
         .iter()
         .map(|it| it["filename"].as_str().unwrap())
@@ -147,10 +147,10 @@ async fn files_that_can_not_be_stored_stay_on_this_machine() {
     completes(&env, &run, &["c.txt", "cantle-result.json"]).await;
 }
 
-const UNDELIVERED: &str = ".local/state/cantle/undelivered";
+pub(crate) const UNDELIVERED: &str = ".local/state/cantle/undelivered";
 
 /// Returns the run whose files wait to be delivered.
-fn waiting(env: &TestEnv) -> String {
+pub(crate) fn waiting(env: &TestEnv) -> String {
     let runs = env.list(UNDELIVERED);
     assert_eq!(runs.len(), 1, "{runs:?}");
     runs[0].clone()
@@ -344,12 +344,16 @@ async fn a_run_delivers_to_s3_with_credentials_from_a_file() {
     let Some([url]) = crate::support::peer("moto", ["CANTLE_TEST_S3_URL"]) else {
         return;
     };
-    let credentials = format!(
+    let options = cantle_files::BucketOptions::s3("cantle");
+    delivers_to_a_bucket("s3", options, &s3_credentials(&url), SECRET).await;
+}
+
+#[cfg(feature = "s3")]
+pub(crate) fn s3_credentials(url: &str) -> String {
+    format!(
         "AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY={SECRET}\nAWS_REGION=us-east-1\n\
          AWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={url}\n"
-    );
-    let options = cantle_files::BucketOptions::s3("cantle");
-    delivers_to_a_bucket("s3", options, &credentials, SECRET).await;
+    )
 }
 
 /// In the full lane.
@@ -360,16 +364,51 @@ async fn a_run_delivers_to_azure_with_credentials_from_a_file() {
     let Some([url, key]) = crate::support::peer("azurite", variables) else {
         return;
     };
-    let credentials = format!(
+    let options = cantle_files::BucketOptions::azure("cantle");
+    let credentials = azure_credentials(&url, &key);
+    delivers_to_a_bucket("az", options, &credentials, &key).await;
+}
+
+#[cfg(feature = "azure")]
+pub(crate) fn azure_credentials(url: &str, key: &str) -> String {
+    format!(
         "AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1\nAZURE_STORAGE_ACCOUNT_KEY={key}\n\
          AZURE_ALLOW_HTTP=true\nAZURE_STORAGE_ENDPOINT={url}\n"
-    );
-    let options = cantle_files::BucketOptions::azure("cantle");
-    delivers_to_a_bucket("az", options, &credentials, &key).await;
+    )
 }
 
 #[cfg(feature = "s3")]
 const SECRET: &str = "hunter2-secret";
+
+/// Sets a file of credentials, which only its owner can read.
+#[cfg(any(feature = "azure", feature = "s3"))]
+pub(crate) fn with_credentials(env: TestEnv, credentials: &str) -> TestEnv {
+    env.write("credentials", credentials);
+    let private = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(env.path("credentials"), private).unwrap();
+    env.set("CANTLE_STORE_CREDENTIALS", "credentials")
+}
+
+#[cfg(any(feature = "azure", feature = "s3"))]
+pub(crate) fn unique_prefix() -> String {
+    let number = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    format!("cli-{}", number.as_nanos())
+}
+
+/// Returns the text of an object that has no record, if it exists.
+#[cfg(any(feature = "azure", feature = "s3"))]
+pub(crate) async fn object(files: &cantle_files::Files, key: &str) -> Option<String> {
+    use futures_util::TryStreamExt as _;
+    let most = 1 << 16;
+    let record = serde_json::json!({
+        "id": "00000000-0000-0000-0000-000000000000", "owner": "", "filename": "", "mime_type": "", "sha256": "",
+        "created_at": "2026-01-01T00:00:00Z", "size_bytes": most, "key": key,
+    });
+    let record = serde_json::from_value(record).unwrap();
+    let content = files.content(&record, Some(0..most)).await.ok()?;
+    let chunks: Vec<_> = content.try_collect().await.unwrap();
+    Some(String::from_utf8(chunks.concat()).unwrap())
+}
 
 /// Checks that a run delivers to the bucket `cantle`, and keeps no secret.
 #[cfg(any(feature = "azure", feature = "s3"))]
@@ -380,20 +419,15 @@ async fn delivers_to_a_bucket(
     secret: &str,
 ) {
     use cantle_files::{Files, MemoryRecords};
-    use futures_util::TryStreamExt as _;
     let server = server().await;
-    let env = env(&server).set("CANTLE_STORE_CREDENTIALS", "credentials");
-    env.write("credentials", credentials);
-    let private = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(env.path("credentials"), private).unwrap();
+    let env = with_credentials(env(&server), credentials);
     let missing = format!("{scheme}://no-such-bucket/x");
     let refused = env.run(["run", "Work", "--output-dir", &missing]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
     let problem = format!("{missing} can't be used");
     assert!(refused.stderr.contains(&problem), "{refused:?}");
 
-    let number = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let prefix = format!("cli-{}", number.as_nanos());
+    let prefix = unique_prefix();
     let target = format!("{scheme}://cantle/{prefix}/");
     let run = [
         "run",
@@ -414,17 +448,7 @@ async fn delivers_to_a_bucket(
     let options = options.with_credentials_file(env.path("credentials"));
     let store = options.open().unwrap().with_prefix(&prefix).unwrap();
     let files = Files::open(store, MemoryRecords::new()).await.unwrap();
-    let get = async |name: &str| {
-        let most = 1 << 16;
-        let record = serde_json::json!({
-            "id": "00000000-0000-0000-0000-000000000000", "owner": "", "filename": "", "mime_type": "", "sha256": "",
-            "created_at": "2026-01-01T00:00:00Z", "size_bytes": most, "key": format!("{run}/{name}"),
-        });
-        let record = serde_json::from_value(record).unwrap();
-        let content = files.content(&record, Some(0..most)).await.unwrap();
-        let chunks: Vec<_> = content.try_collect().await.unwrap();
-        String::from_utf8(chunks.concat()).unwrap()
-    };
+    let get = async |name: &str| object(&files, &format!("{run}/{name}")).await.unwrap();
     assert_eq!(get("dir/b.txt").await, "2\n");
     let result: Value = serde_json::from_str(&get("cantle-result.json").await).unwrap();
     assert_eq!(result["outputs"][1]["path"], format!("{below}/c.txt"));

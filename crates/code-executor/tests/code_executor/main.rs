@@ -136,6 +136,20 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
     let again = user.python("open('/tmp/a.csv', 'a').write('more')").await;
     assert_eq!(names(&again), ["a.csv"]);
     assert_eq!(again["success"], true);
+    // Files of one name have objects of their own, which are told apart by more than eight digits.
+    let keys = [&result, &again].map(|result| {
+        let files = result["files"].as_array().unwrap();
+        let file = files.iter().find(|it| it["filename"] == "a.csv").unwrap();
+        let key = file["minio_key"].as_str().unwrap();
+        let digits = key.strip_prefix("generated/").unwrap();
+        digits.strip_suffix("_a.csv").unwrap().to_owned()
+    });
+    let is_random =
+        |digits: &String| digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit());
+    assert!(keys.iter().all(is_random) && keys[0] != keys[1], "{keys:?}");
+    let sha256 = "cd2eb0837c9b4c962c22d2ff8b5441b7b45805887f051d39bf133b583baf6860";
+    let made = user.python("open('b.txt', 'w').write('x' * 3)").await;
+    assert_eq!(made["files"][0]["sha256"], sha256);
     user.close().await;
 }
 
@@ -190,6 +204,13 @@ async fn links_are_not_stored_and_reported() {
     user.close().await;
 }
 
+/// Prints the processes that a command has left.
+const LEFT: &str = "import os
+def name(p):
+    try: return open(f'/proc/{p}/comm').read().strip()
+    except OSError: return ''
+print([p for p in os.listdir('/proc') if p.isdigit() and name(p) == 'sleep'])";
+
 #[tokio::test]
 async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
     let directory = TempDir::new().unwrap();
@@ -209,10 +230,7 @@ async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
     );
     assert!(result["stdout"].as_str().unwrap().starts_with("before\n"));
     assert_eq!(names(&result), ["part.txt"]);
-    let left = "import os\n\
-                def name(p):\n    try: return open(f'/proc/{p}/comm').read().strip()\n    except OSError: return ''\n\
-                print([p for p in os.listdir('/proc') if p.isdigit() and name(p) == 'sleep'])";
-    assert_eq!(user.python(left).await["stdout"], "[]\n");
+    assert_eq!(user.python(LEFT).await["stdout"], "[]\n");
     user.close().await;
 }
 
@@ -349,6 +367,8 @@ async fn shell_commands_see_the_files_and_change_none() {
         "python3 -c \"open('data.csv', 'w')\"",
         "find . -name data.csv -delete; test ! -e data.csv",
         "tee data.csv < /dev/null",
+        "tee /etc/x < /dev/null",
+        "wget -q -O /etc/x http://127.0.0.1:1/",
         "sed -i s/1/9/ data.csv",
         "truncate -s 0 data.csv",
         "perl -e 'unlink q(data.csv) or exit 1'",
@@ -358,6 +378,8 @@ async fn shell_commands_see_the_files_and_change_none() {
         "echo x > \"$TMPDIR\"/../data.csv",
         "curl -s -o data.csv file:///etc/hostname",
         "env | grep CARGO_",
+        "grep -a CARGO_ /proc/self/environ",
+        "curl -sS http://minio:9000",
     ] {
         let result = shell(command).await;
         assert_eq!(result["success"], false, "{command}: {result}");
@@ -387,6 +409,7 @@ async fn shell_refuses_patterns_times_out_and_explains_the_network() {
         (&late["exit_code"], &late["timed_out"]),
         (&json!(-1), &json!(true))
     );
+    assert_eq!(user.python(LEFT).await["stdout"], "[]\n");
     let offline = shell("curl -sS http://example.com", 20).await;
     let stderr = offline["stderr"].as_str().unwrap();
     assert!(stderr.contains("The sandbox has no network"), "{offline}");
