@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cantle_tls::TlsOptions;
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio::time::timeout;
 use tokio_postgres::config::Host;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
@@ -23,6 +24,8 @@ const WAIT: Duration = Duration::from_secs(15);
 const MIGRATION_LOCK: i64 = 0x6361_6e74_6c65;
 /// Ends a statement of a server that hangs.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=30000 -c lock_timeout=15000";
+/// How long a server may take that does not even keep its own limits.
+const ANSWER: Duration = Duration::from_secs(45);
 
 /// A catalogue in a PostgreSQL database, for any number of machines.
 #[derive(Debug)]
@@ -77,8 +80,17 @@ async fn client(pool: &Pool) -> Result<Object, FilesError> {
     pool.get().await.map_err(FilesError::catalogue)
 }
 
+async fn answered<T>(
+    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, FilesError> {
+    let answer = timeout(ANSWER, answer).await;
+    answer
+        .map_err(FilesError::catalogue)?
+        .map_err(FilesError::catalogue)
+}
+
 async fn migrate(client: &mut Object) -> Result<String, FilesError> {
-    let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+    let transaction = answered(client.transaction()).await?;
     let lock = "SELECT pg_advisory_xact_lock($1)";
     let migrated = async {
         transaction.execute(lock, &[&MIGRATION_LOCK]).await?;
@@ -88,16 +100,12 @@ async fn migrate(client: &mut Object) -> Result<String, FilesError> {
         let row = transaction.query_one(sql::READ_SCHEMA, &[]).await?;
         Ok::<(i64, String), tokio_postgres::Error>((row.try_get(0)?, row.try_get(1)?))
     };
-    let (version, identity) = migrated.await.map_err(FilesError::catalogue)?;
+    let (version, identity) = answered(migrated).await?;
     for (version, text) in sql::pending(version)? {
-        transaction
-            .batch_execute(text)
-            .await
-            .map_err(FilesError::catalogue)?;
-        let set = transaction.execute(sql::SET_VERSION, &[&version]).await;
-        set.map_err(FilesError::catalogue)?;
+        answered(transaction.batch_execute(text)).await?;
+        answered(transaction.execute(sql::SET_VERSION, &[&version])).await?;
     }
-    transaction.commit().await.map_err(FilesError::catalogue)?;
+    answered(transaction.commit()).await?;
     Ok(identity)
 }
 
@@ -115,7 +123,7 @@ async fn query(
         let statement = client.prepare_cached(statement).await?;
         client.query(&statement, params).await
     };
-    rows.await.map_err(FilesError::catalogue)
+    answered(rows).await
 }
 
 async fn execute(
@@ -127,7 +135,7 @@ async fn execute(
         let statement = client.prepare_cached(statement).await?;
         client.execute(&statement, params).await
     };
-    changed.await.map_err(FilesError::catalogue)
+    answered(changed).await
 }
 
 #[async_trait]
@@ -140,7 +148,7 @@ impl Records for PostgresRecords {
         let it = sql::Row::of(record);
         let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
         let mut client = client(&self.pool).await?;
-        let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+        let transaction = answered(client.transaction()).await?;
         execute(&transaction, sql::FIRST_USAGE, &[&it.owner]).await?;
         // Locks the owner's row until the end of the transaction.
         let usage: [&(dyn ToSql + Sync); 4] = [&it.size_bytes, &it.owner, &files, &bytes];
@@ -161,7 +169,7 @@ impl Records for PostgresRecords {
             &it.metadata,
         ];
         execute(&transaction, sql::INSERT, &columns).await?;
-        transaction.commit().await.map_err(FilesError::catalogue)
+        answered(transaction.commit()).await
     }
 
     async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
@@ -195,14 +203,14 @@ impl Records for PostgresRecords {
 
     async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
         let mut client = client(&self.pool).await?;
-        let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+        let transaction = answered(client.transaction()).await?;
         let rows = query(&transaction, sql::REMOVE, &[&owner, &id.to_string()]).await?;
         let removed = rows.first().map(row).transpose()?;
         if let Some(record) = &removed {
             let size = sql::stored(record.size_bytes);
             execute(&transaction, sql::SUBTRACT_USAGE, &[&size, &owner]).await?;
         }
-        transaction.commit().await.map_err(FilesError::catalogue)?;
+        answered(transaction.commit()).await?;
         Ok(removed)
     }
 

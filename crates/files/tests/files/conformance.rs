@@ -1,5 +1,15 @@
 //! The suite for each store with each catalogue.
 
+#[cfg(feature = "postgres")]
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    sync::Arc,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
 use cantle_files::{FileStore, Files, MemoryRecords};
 use cantle_testkit::conformance;
 
@@ -131,4 +141,63 @@ async fn a_postgres_server_that_is_gone_is_named() {
     let error = error.err().unwrap();
     assert_eq!(error.kind(), cantle_files::FilesErrorKind::Catalogue);
     assert!(!format!("{error:?}").contains("pw"), "{error:?}");
+}
+
+/// In the full lane: the deadline is that of users.
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_server_that_hangs_is_an_error_within_the_deadline() {
+    use std::time::{Duration, Instant};
+
+    use cantle_files::Records as _;
+    if !cantle_testkit::lane::is_full() {
+        return cantle_testkit::lane::skip("the full lane tests PostgreSQL's deadline");
+    }
+    let Some(address) = postgres_address() else {
+        return;
+    };
+    let words = address.split(' ');
+    let host = words.filter_map(|it| it.strip_prefix("host=")).next();
+    let host = host.unwrap();
+    let directory = directory();
+    let hangs = Arc::new(AtomicBool::new(false));
+    relay(directory.path(), Path::new(host), &hangs);
+    let address = address.replace(host, directory.path().to_str().unwrap());
+    let records = cantle_files::PostgresRecords::connect(&address).await;
+    let records = records.unwrap();
+    records.usage("alice").await.unwrap();
+    hangs.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    let error = records.usage("alice").await.unwrap_err();
+    assert_eq!(error.kind(), cantle_files::FilesErrorKind::Catalogue);
+    assert!(begun.elapsed() < Duration::from_secs(90));
+}
+
+/// Passes connections on in threads until `hangs` is set.
+#[cfg(feature = "postgres")]
+fn relay(directory: &Path, server: &Path, hangs: &Arc<AtomicBool>) {
+    const SOCKET: &str = ".s.PGSQL.5432";
+    let listener = UnixListener::bind(directory.join(SOCKET)).unwrap();
+    let (server, hangs) = (server.join(SOCKET), Arc::clone(hangs));
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut to_server) =
+                (client.unwrap(), UnixStream::connect(&server).unwrap());
+            let mut from_server = to_server.try_clone().unwrap();
+            let mut to_client = client.try_clone().unwrap();
+            let hangs = Arc::clone(&hangs);
+            thread::spawn(move || std::io::copy(&mut from_server, &mut to_client));
+            thread::spawn(move || {
+                let mut chunk = [0; 4096];
+                while let Ok(length @ 1..) = client.read(&mut chunk) {
+                    while hangs.load(Ordering::SeqCst) {
+                        thread::park();
+                    }
+                    if to_server.write_all(chunk.get(..length).unwrap()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
 }
