@@ -9,6 +9,8 @@ use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::tool::ProviderError;
 
+use crate::rules::Resource;
+
 /// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -129,6 +131,7 @@ pub struct RunError {
     message: String,
     advice: Option<String>,
     llm: Option<Arc<LlmError>>,
+    resource: Option<Resource>,
 }
 
 /// The kinds of [`RunError`].
@@ -168,6 +171,7 @@ impl RunError {
             message: message.into(),
             advice: None,
             llm: None,
+            resource: None,
         }
     }
 
@@ -186,6 +190,12 @@ impl RunError {
         self
     }
 
+    /// Sets the resource whose budget is exhausted.
+    pub(crate) fn with_resource(mut self, resource: Resource) -> Self {
+        self.resource = Some(resource);
+        self
+    }
+
     /// Sets the model error, whose message this error includes.
     pub(crate) fn with_llm(mut self, failure: Arc<LlmError>) -> Self {
         self.llm = Some(failure);
@@ -200,6 +210,11 @@ impl RunError {
     /// Returns the kind of the model error that caused it, if any.
     pub fn llm_kind(&self) -> Option<LlmErrorKind> {
         self.llm.as_ref().map(|failure| failure.kind())
+    }
+
+    /// Returns the resource whose budget was exhausted, if that ended the run.
+    pub fn resource(&self) -> Option<Resource> {
+        self.resource
     }
 
     /// Returns advice for people, if any.

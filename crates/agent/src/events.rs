@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use cantle_core::content::{Media, MediaKind};
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::ModelCall;
+use cantle_core::llm::StopReason;
 use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall};
 use cantle_core::tool::Decision;
 use serde_json::Value;
@@ -17,7 +19,12 @@ use crate::rules::{Action, CallOutcome, Fact, Machine};
 pub(crate) const MAX_DEPTH: u32 = 16;
 
 /// The event of a complete answer.
-pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &ModelCall) -> EventKind {
+pub(crate) fn model_answered(
+    turn: u32,
+    message: &AssistantMessage,
+    stop: &StopReason,
+    call: &ModelCall,
+) -> EventKind {
     EventKind::ModelAnswered {
         turn,
         text: message.text(),
@@ -26,6 +33,8 @@ pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &Model
         usage_estimated: call.estimated,
         cost_usd: call.cost_usd,
         list_price_date: call.list_price_date.clone(),
+        served_by: call.served_by.clone(),
+        stop: Some(stop.clone()),
         duration: call.duration,
     }
 }
@@ -116,6 +125,29 @@ impl RunStore {
             .map(|message| Message::clone(message))
             .collect())
     }
+
+    /// Returns the images in the results of a run's tool calls, with the ids of the calls. Blocks.
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    pub fn result_images(&self, run: RunId) -> Result<Vec<(String, Media)>, StoreError> {
+        let (mut ids, mut images) = (Vec::new(), Vec::new());
+        for fact in self.read(run)?.facts {
+            match fact {
+                Fact::ModelAnswered { message, .. } => {
+                    ids = message.tool_calls().map(|call| call.id.clone()).collect();
+                }
+                Fact::CallFinished { index, outcome } => {
+                    let media = outcome.content.media();
+                    let of_call = media.filter(|media| media.kind() == MediaKind::Image);
+                    let id = ids.get(index);
+                    images.extend(of_call.filter_map(|media| Some((id?.clone(), media.clone()))));
+                }
+                _ => {}
+            }
+        }
+        Ok(images)
+    }
 }
 
 /// The run that events belong to.
@@ -203,8 +235,12 @@ impl<'a> JournalEvents<'a> {
     fn fact(&mut self, fact: Fact) -> Result<(), StoreError> {
         self.clock.add(&fact);
         match &fact {
-            Fact::ModelAnswered { message, call, .. } => {
-                let answered = model_answered(self.machine.turns() + 1, message, call);
+            Fact::ModelAnswered {
+                message,
+                stop,
+                call,
+            } => {
+                let answered = model_answered(self.machine.turns() + 1, message, stop, call);
                 self.failed_attempts = 0;
                 self.push(answered);
             }

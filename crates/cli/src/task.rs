@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use std::pin::pin;
 use std::sync::Arc;
 
-use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
+use cantle::agent::{Outcome, Resource, RunErrorKind, Session, SessionError};
 use cantle::core::content::Content;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ids::RunId;
@@ -372,12 +372,18 @@ impl Task {
             (RunErrorKind::NoProgress, _) => {
                 Some("Allow more with --max-repeats; 0 is no limit.".to_owned())
             }
-            (RunErrorKind::Budget, _) if outcome.ledger.calls_of_unknown_cost() > 0 => {
-                Some("Set --price-input and --price-output, or use --budget-tokens.".to_owned())
-            }
-            (RunErrorKind::Budget, _) => Some(
-                "Increase the limit: --budget-tokens, --budget-usd, --budget-time or --budget-calls.".to_owned(),
-            ),
+            (RunErrorKind::Budget, _) => Some(match error.resource() {
+                Some(resource) => {
+                    let flag = match resource {
+                        Resource::Tokens => "tokens",
+                        Resource::CostUsd => "usd",
+                        Resource::TimeS => "time",
+                        _ => "calls",
+                    };
+                    format!("Increase the limit with --budget-{flag}.")
+                }
+                None => "Set --price-input and --price-output, or use --budget-tokens.".to_owned(),
+            }),
             (RunErrorKind::OutputLimit, _) => {
                 Some("Increase the output limit with --max-tokens.".to_owned())
             }

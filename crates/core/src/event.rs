@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::ids::RunId;
 use crate::ledger::Ledger;
+use crate::llm::StopReason;
 use crate::metadata::Metadata;
 use crate::sandbox::SandboxInfo;
 use crate::usage::TokenUsage;
@@ -126,6 +127,12 @@ pub enum EventKind {
         /// Date of the price list that `cost_usd` was computed from, if it was.
         #[serde(skip_serializing_if = "Option::is_none")]
         list_price_date: Option<String>,
+        /// The model that answered, as named by the provider.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        served_by: Option<String>,
+        /// The reason for which the model stopped.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stop: Option<StopReason>,
         /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,

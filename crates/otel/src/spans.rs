@@ -8,11 +8,12 @@ use std::time::SystemTime;
 
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
+use cantle_core::llm::StopReason;
 use cantle_core::usage::TokenUsage;
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _,
 };
-use opentelemetry::{Context, KeyValue, Value};
+use opentelemetry::{Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
 use serde_json::json;
 
@@ -20,6 +21,9 @@ use crate::exporter::Counts;
 
 /// Maximum size of a text in an attribute, in bytes.
 const MAX_TEXT_BYTES: usize = 16 << 10;
+
+/// Maximum length of a reason in a provider's words.
+const MAX_REASON_CHARS: usize = 100;
 
 /// Maximum number of runs, and of tool calls of a run, with open spans. Others have none.
 const MAX_OPEN: usize = 10_000;
@@ -164,7 +168,7 @@ impl RunSpans {
                 .get("reason")
                 .and_then(|reason| reason.as_str());
             let answer = answer.map_or_else(|| finish.params.to_string(), str::to_owned);
-            let answer = output_message(&answer);
+            let answer = output_message(&answer, "stop");
             let answer = self.content("gen_ai.output.messages", || answer);
             run.span.set_attributes(answer);
         }
@@ -179,6 +183,8 @@ impl RunSpans {
             usage,
             usage_estimated,
             cost_usd,
+            served_by,
+            stop,
             duration,
             ..
         } = &event.kind
@@ -189,6 +195,15 @@ impl RunSpans {
             return;
         };
         let mut attributes = self.operation("chat", Some(&run.model));
+        let reason = stop.as_ref().map(finish_reason);
+        let reasons = reason
+            .clone()
+            .map(|reason| Value::Array(vec![StringValue::from(reason)].into()));
+        attributes.extend(
+            reasons.map(|reasons| KeyValue::new("gen_ai.response.finish_reasons", reasons)),
+        );
+        let served_by = served_by.as_deref();
+        attributes.extend(served_by.map(|model| text("gen_ai.response.model", model)));
         attributes.extend(usage_attributes(usage));
         attributes.extend(cost(*cost_usd));
         attributes.extend([
@@ -198,7 +213,8 @@ impl RunSpans {
         if *usage_estimated {
             attributes.push(KeyValue::new("cantle.usage_estimated", true));
         }
-        let message = || output_message(answer);
+        let reason = reason.unwrap_or_else(|| "stop".to_owned());
+        let message = || output_message(answer, &reason);
         attributes.extend(self.content("gen_ai.output.messages", message));
         let started = event.time.checked_sub(*duration).unwrap_or(event.time);
         let name = format!("chat {}", run.model);
@@ -260,6 +276,8 @@ impl RunSpans {
         let Some((_, mut span)) = run.and_then(|run| run.calls.remove(call_id)) else {
             return;
         };
+        let code = exit_code(result);
+        span.set_attributes(code.map(|code| KeyValue::new("process.exit.code", code)));
         let result = self.content("gen_ai.tool.call.result", || result.clone());
         span.set_attributes(result);
         self.end(span, event.time, (!success).then_some("tool_error"));
@@ -326,9 +344,28 @@ impl OpenRun {
     }
 }
 
-fn output_message(text: &str) -> String {
+fn output_message(text: &str, finish_reason: &str) -> String {
     let parts = json!([{"type": "text", "content": text}]);
-    json!([{"role": "assistant", "parts": parts}]).to_string()
+    json!([{"role": "assistant", "parts": parts, "finish_reason": finish_reason}]).to_string()
+}
+
+/// Returns the reason for which a model stopped, in the words of the conventions.
+fn finish_reason(stop: &StopReason) -> String {
+    match stop {
+        StopReason::EndTurn => "stop",
+        StopReason::ToolCalls => "tool_call",
+        StopReason::Length => "length",
+        StopReason::ContentFilter => "content_filter",
+        StopReason::Other(reason) => return reason.chars().take(MAX_REASON_CHARS).collect(),
+        _ => "other",
+    }
+    .to_owned()
+}
+
+/// Returns the exit code in the result of a command.
+fn exit_code(result: &str) -> Option<i64> {
+    let rest = result.strip_prefix("<shell_results>\n<exit_code>")?;
+    rest.split_once("</exit_code>")?.0.parse().ok()
 }
 
 fn usage_attributes(usage: &TokenUsage) -> Vec<KeyValue> {

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cantle_core::event::{Event, EventKind, Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::Ledger;
+use cantle_core::llm::StopReason;
 use cantle_core::usage::TokenUsage;
 use cantle_otel::{ContentFilter, ExportReport, Telemetry};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -20,6 +21,9 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+
+/// The result of a command that failed.
+const RESULT: &str = "<shell_results>\n<exit_code>3</exit_code>\n<stdout>no result</stdout>\n<stderr></stderr>\n</shell_results>";
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -92,6 +96,8 @@ fn events() -> Vec<Event> {
         usage_estimated: false,
         cost_usd: Some(0.25),
         list_price_date: None,
+        served_by: Some("m-2026".to_owned()),
+        stop: Some(StopReason::ToolCalls),
         duration: Duration::from_secs(2),
     };
     let finished = |status, error: Option<&str>| EventKind::RunFinished {
@@ -124,7 +130,7 @@ fn events() -> Vec<Event> {
         6.0,
         finished(RunStatus::LimitReached, Some("too many turns")),
     );
-    let result = "no result".to_owned();
+    let result = RESULT.to_owned();
     let duration = Duration::from_secs(3);
     let arguments = None;
     add(
@@ -203,6 +209,9 @@ async fn spans_follow_the_conventions_without_content() {
     assert_eq!(attributes["gen_ai.usage.input_tokens"], "40");
     assert_eq!(attributes["gen_ai.usage.cache_read.input_tokens"], "30");
     assert_eq!(attributes["gen_ai.usage.output_tokens"], "5");
+    assert_eq!(attributes["gen_ai.response.model"], "m-2026");
+    let reasons = &attributes["gen_ai.response.finish_reasons"];
+    assert!(reasons.contains("\"tool_call\""), "{reasons}");
     let nanos = |seconds: f64| at(seconds).duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     assert_eq!(
         (chat.start_time_unix_nano, chat.end_time_unix_nano),
@@ -211,6 +220,7 @@ async fn spans_follow_the_conventions_without_content() {
     let (tool, attributes) = &spans["execute_tool helper"];
     assert_eq!(attributes["gen_ai.tool.call.id"], "c1");
     assert_eq!(attributes["error.type"], "tool_error");
+    assert_eq!(attributes["process.exit.code"], "3");
     let (sub, attributes) = &spans["invoke_agent sub"];
     assert_eq!(attributes["error.type"], "limit_reached");
     assert_eq!(
@@ -244,7 +254,13 @@ async fn content_passes_the_filter() {
         attributes["gen_ai.tool.call.arguments"],
         "{\"task\":\"[redacted]\"}"
     );
-    assert_eq!(attributes["gen_ai.tool.call.result"], "no result");
+    assert_eq!(attributes["gen_ai.tool.call.result"], RESULT);
+    let (_, attributes) = &spans["chat m1"];
+    let message = &attributes["gen_ai.output.messages"];
+    assert!(
+        message.contains("\"finish_reason\":\"tool_call\""),
+        "{message}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,13 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{RunError, RunErrorKind};
 
-/// A resource that a budget limits.
+/// A resource that a [`Budget`](crate::Budget) limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Resource {
+#[non_exhaustive]
+pub enum Resource {
+    /// Input and output tokens.
     Tokens,
+    /// Cost in US dollars.
     CostUsd,
+    /// Time in seconds.
     TimeS,
+    /// Tool calls.
     ToolCalls,
 }
 
@@ -73,7 +78,7 @@ impl BudgetPhase {
 /// The error of a run that ends because of a budget.
 pub(super) fn budget_error(state: BudgetState) -> RunError {
     let message = format!("the run's budget is spent: {state}");
-    RunError::new(RunErrorKind::Budget, message)
+    RunError::new(RunErrorKind::Budget, message).with_resource(state.resource)
 }
 
 /// The error of a run that ends because its budget of money can't be enforced any more.

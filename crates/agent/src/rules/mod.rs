@@ -24,7 +24,8 @@ mod turn;
 mod tests;
 
 pub(crate) use self::action::{Action, RunEnd, SummaryAttempt};
-pub(crate) use self::budget::{BudgetState, Resource};
+pub(crate) use self::budget::BudgetState;
+pub use self::budget::Resource;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};
 pub(crate) use self::machine::Machine;

@@ -124,7 +124,7 @@ impl Driver {
                 message.request_start_time = Some(answer.started);
                 message.request_end_time = Some(ended);
                 let hub = &self.scope.hub;
-                hub.emit_with(|| events::model_answered(turn, &message, &call));
+                hub.emit_with(|| events::model_answered(turn, &message, &stop, &call));
                 Fact::ModelAnswered {
                     message: Box::new(message),
                     stop,

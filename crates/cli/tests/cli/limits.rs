@@ -36,7 +36,8 @@ async fn exhausted_budget_leaves_one_turn() {
         "{last}"
     );
 
-    assert!(exited.stderr.contains("--budget-tokens"), "{exited:?}");
+    let hint = "Increase the limit with --budget-tokens.\n";
+    assert!(exited.stderr.contains(hint), "{exited:?}");
 
     // The run resumes with a larger budget, and the tools that it had.
     let other = ["run", "--resume", "last", "--tools", "python"];

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::ledger::{CallPurpose, ModelCall};
+use crate::llm::StopReason;
 use crate::metadata::Metadata;
 use crate::policy::PolicyField;
 use crate::sandbox::{EnforcedBy, Enforcement};
@@ -84,6 +85,8 @@ fn every_kind() -> Vec<EventKind> {
             usage_estimated: false,
             cost_usd: Some(0.25),
             list_price_date: None,
+            served_by: Some("m-2026".to_owned()),
+            stop: Some(StopReason::ToolCalls),
             duration: Duration::from_millis(1500),
         },
         EventKind::ToolStarted {

@@ -64,6 +64,8 @@ fn answered(turn: u32, text: &str) -> EventKind {
         usage_estimated: false,
         cost_usd: None,
         list_price_date: None,
+        served_by: None,
+        stop: None,
         duration: Duration::from_secs(2),
     }
 }
