@@ -1,6 +1,7 @@
 //! The command on kept runs: listing them, the page of a long one, and the changes to a directory.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
@@ -44,6 +45,7 @@ pub(crate) fn keep(directory: &str, url: &str, runs: u32, turns: u32) -> Result<
 
 pub(crate) fn measure(report: &mut Report, cantle: &Path) -> Result<()> {
     lists(report, cantle)?;
+    prompts(report, cantle)?;
     pages(report, cantle)?;
     changes(report, cantle)
 }
@@ -97,6 +99,72 @@ fn pages(report: &mut Report, cantle: &Path) -> Result<()> {
     );
     let share = 100.0 * page.len() as f64 / raw.len() as f64;
     report.at_most("the same: size relative to its events", share, "%", 2.0);
+    let empty = painted(state.path(), b"<!doctype html>")?;
+    let time = painted(state.path(), &page)? - empty;
+    let name = "the same: a screenshot of it, longer than of an empty page";
+    report.at_most(name, time, "ms", 1000.0);
+    Ok(())
+}
+
+/// Returns the time in milliseconds until Chromium has painted a page.
+fn painted(directory: &Path, page: &[u8]) -> Result<f64> {
+    let file = directory.join("page.html");
+    fs::write(&file, page)?;
+    timed(REPEATS, || {
+        let mut chromium = Command::new("chromium");
+        chromium
+            .args(["--headless", "--no-sandbox", "--disable-gpu"])
+            .arg(format!(
+                "--user-data-dir={}",
+                directory.join("profile").display()
+            ))
+            .arg(format!(
+                "--screenshot={}",
+                directory.join("page.png").display()
+            ))
+            .arg(format!("file://{}", file.display()));
+        succeed(&mut chromium)
+    })
+}
+
+/// Measures how long the prompt of a conversation takes to appear at a terminal.
+fn prompts(report: &mut Report, cantle: &Path) -> Result<()> {
+    let state = tempfile::tempdir()?;
+    let chat = format!(
+        "exec '{}' chat --base-url http://127.0.0.1:9 --model bench",
+        cantle.display()
+    );
+    let prompt = |line: &str| {
+        let mut terminal = command(Path::new("script"), state.path());
+        terminal
+            .args(["--quiet", "--return", "--command", line, "/dev/null"])
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut terminal = terminal.spawn().context("script does not start")?;
+        let mut stdout = terminal.stdout.take().context("no output")?;
+        let (mut shown, mut chunk) = (Vec::new(), [0; 4096]);
+        while !shown.ends_with(b"> ") && !shown.windows(3).any(|it| it == b"> \x1b") {
+            let count = stdout.read(&mut chunk)?;
+            ensure!(
+                count > 0,
+                "no prompt in {:?}",
+                String::from_utf8_lossy(&shown)
+            );
+            shown.extend_from_slice(chunk.get(..count).unwrap_or_default());
+        }
+        terminal.kill()?;
+        terminal.wait()?;
+        Ok(())
+    };
+    let terminal = timed(REPEATS, || prompt("printf '> '; exec cat"))?;
+    let time = timed(REPEATS, || prompt(&chat))? - terminal;
+    report.at_most(
+        "`cantle chat`: first prompt, beyond the terminal's",
+        time,
+        "ms",
+        50.0,
+    );
     Ok(())
 }
 

@@ -6,11 +6,9 @@
 use std::path::Path;
 
 use cantle::core::message::Message;
-use sha2::{Digest as _, Sha256};
 
-use crate::state_dir::StateDir;
 use crate::text::size;
-use crate::trust::{ProjectFiles, TrustRecord, read_regular};
+use crate::trust::{ProjectFiles, read_regular};
 
 pub(crate) const FILE_NAME: &str = "AGENTS.md";
 
@@ -38,12 +36,8 @@ pub(crate) fn find(
         return Ok(None);
     };
     let mut files = ProjectFiles::default();
-    let digest = format!("{:x}", Sha256::digest(&text));
-    files.add(Path::new(FILE_NAME), &digest, &metadata);
-    let is_trusted = match trust_directory {
-        true => files.problem().is_none(),
-        false => is_trusted(directory, &files),
-    };
+    files.add_text(Path::new(FILE_NAME), &text, &metadata);
+    let is_trusted = files.distrust(directory, trust_directory).is_none();
     let end = text.floor_char_boundary(MAX_BYTES);
     let mut notes = text.trim().to_owned();
     if end < text.len() {
@@ -55,16 +49,6 @@ pub(crate) fn find(
         false if is_trusted => Some(ProjectNotes::Trusted(notes)),
         false => Some(ProjectNotes::Untrusted(notes)),
     })
-}
-
-/// Whether the user trusts the file. Without a record there is no trust.
-fn is_trusted(directory: &Path, files: &ProjectFiles) -> bool {
-    let record = StateDir::find().and_then(|state| TrustRecord::read(&state));
-    let directory = directory.canonicalize();
-    match (record, directory) {
-        (Ok(record), Ok(directory)) => files.distrust(record.get(&directory)).is_none(),
-        _ => false,
-    }
 }
 
 impl ProjectNotes {

@@ -91,10 +91,11 @@ pub(crate) struct ConfigArgs {
     pub(crate) settings: Given<Settings>,
 }
 
-/// Let the cantle.toml of a directory count, and the files that it names
+/// Let cantle.toml, AGENTS.md and mcp.json of a directory count
 ///
-/// Without it, such a file can only lower limits, and set effort and temperature: it may have come with a cloned
-/// repository. Prints the settings and files that count from now on. A file that changes has to be trusted again.
+/// Without it, settings can only lower limits, and set effort and temperature, and MCP servers are not started: the files may
+/// have come with a cloned repository. Prints the settings, servers and files that count from now on. A file that changes has
+/// to be trusted again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustArgs {
     /// The directory [default: the current one]
@@ -213,7 +214,8 @@ pub(crate) struct RunArgs {
     /// File of MCP servers whose tools the model can call: JSON with `mcpServers`
     ///
     /// Servers that it names a `command` for are started on this machine, each in a sandbox of its own without network,
-    /// unless its entry has `policy` or `"where": "host"`. Sub-agents don't have the tools.
+    /// unless its entry has `policy` or `"where": "host"`. Sub-agents don't have the tools. Without this flag, mcp.json of the
+    /// current directory or of --workdir is used if `cantle trust` covers it.
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
     pub(crate) mcp: Option<PathBuf>,
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{KeptRun, KeptStatus, SessionOptions, UserDirectory};
+use cantle::agent::{KeptRun, KeptStatus, RunStore, SessionOptions, UserDirectory};
 use cantle::core::event::EventKind;
+use cantle::core::ids::RunId;
 use cantle::core::message::Message;
 use cantle::core::sandbox::SandboxHandle;
 use tempfile::TempDir;
@@ -56,20 +57,18 @@ impl EarlierRun {
             Some(_) if successor(&store, &run)?.is_some() => None,
             sandbox => sandbox,
         };
-        let events = store.events(run.run)?.into_iter();
-        let delivered = events.filter(|event| event.depth == 0).filter_map(|event| {
-            let EventKind::OutputSaved { source, path, .. } = event.kind else {
-                return None;
-            };
-            Some((source, saved.started_in.join(path)))
-        });
         Ok(Self {
-            delivered: delivered.collect(),
+            delivered: delivered(&store, run.run, &saved.started_in)?,
             conversation: store.conversation(run.run)?,
             saved,
             run,
             sandbox,
         })
+    }
+
+    /// Returns the id of the run.
+    pub(crate) fn id(&self) -> RunId {
+        self.run.run
     }
 
     /// Replaces the conversation by a summary of it.
@@ -171,12 +170,61 @@ impl EarlierRun {
     }
 }
 
+/// Returns the kept runs of the conversation up to a run, the earliest first: those of its session, and those from which the
+/// session goes on. Blocks.
+///
+/// # Errors
+/// If the kept runs can't be listed.
+pub(crate) fn conversation(store: &RunStore, run: RunId) -> anyhow::Result<Vec<RunId>> {
+    let (kept, _) = store.list()?;
+    let field = |run: &KeptRun, name: &str| run.note.get(name).filter(|it| !it.is_null()).cloned();
+    let mut runs = Vec::new();
+    let mut latest = Some(run);
+    while let Some(run) = latest
+        && !runs.contains(&run)
+        && let Some(found) = kept.iter().find(|it| it.run == run)
+    {
+        let session = field(found, "session");
+        let is_earlier =
+            |it: &&KeptRun| session.is_some() && it.run < run && field(it, "session") == session;
+        let mut of_session: Vec<_> = kept.iter().filter(is_earlier).map(|it| it.run).collect();
+        of_session.push(run);
+        of_session.sort_unstable_by(|left, right| right.cmp(left));
+        runs.extend(of_session);
+        latest = field(found, "continues").and_then(|it| serde_json::from_value(it).ok());
+    }
+    runs.reverse();
+    Ok(runs)
+}
+
 fn in_new_sandbox(note: &str) -> String {
     format!("The next task begins in a new sandbox; that of the earlier task is gone. {note}")
 }
 
+/// Returns the delivered files of a run: their paths in the sandbox, and where they were saved. Blocks.
+///
+/// # Errors
+/// If its journal can't be read.
+pub(crate) fn delivered(
+    store: &RunStore,
+    run: RunId,
+    started_in: &Path,
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let events = store.events(run)?.into_iter();
+    let saved = events.filter(|event| event.depth == 0).filter_map(|event| {
+        let EventKind::OutputSaved { source, path, .. } = event.kind else {
+            return None;
+        };
+        Some((source, started_in.join(path)))
+    });
+    Ok(saved.collect())
+}
+
 /// Copies a delivered file to its place below a directory, and returns whether it still is a regular file.
-fn copy(file: &Path, directory: &Path, source: &Path) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// If it can't be copied.
+pub(crate) fn copy(file: &Path, directory: &Path, source: &Path) -> anyhow::Result<bool> {
     let is_beneath = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
     if !is_file || !source.components().all(is_beneath) {

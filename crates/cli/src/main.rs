@@ -35,6 +35,7 @@ mod provider;
 mod publish;
 mod replay;
 mod result_file;
+mod run_servers;
 mod saved_settings;
 mod settings;
 mod state_dir;

@@ -1,4 +1,4 @@
-//! The arguments of `cantle mcp`, and the MCP servers of `--mcp FILE`. A file is read only if it is named: it says which programs to start.
+//! The arguments of `cantle mcp`, and MCP servers as this machine starts them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,7 @@ use cantle::python::{NodeRequest, PackageRequest, PackageSpecifier};
 
 use crate::environment::variable;
 use crate::packages;
-use crate::settings::layers::Layers;
-use crate::settings::{AllowedHost, Given, PackageSourceSettings, SandboxSettings};
+use crate::settings::{AllowedHost, Given, SandboxSettings};
 use crate::trust::read_regular;
 use crate::variables::VariableArgs;
 
@@ -84,25 +83,15 @@ pub(crate) struct ServerArgs {
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<McpServer>> {
     let shown = path.display();
     let (text, _) = read_regular(path)?.with_context(|| format!("there is no file {shown}"))?;
-    McpServer::from_json(&text, variable).map_err(|error| anyhow!("{shown}: {error}"))
+    parse(path, &text)
 }
 
-/// Returns the tools of the servers in the file of a run. A replay calls none of them.
+/// Parses the text of such a file.
 ///
 /// # Errors
-/// As [`read`]; if a host of packages is not valid.
-pub(crate) fn of_run(
-    path: &Path,
-    source: &PackageSourceSettings,
-    layers: &Layers,
-    is_replay: bool,
-) -> anyhow::Result<McpTools> {
-    let packages = ServerPackages {
-        hosts: packages::hosts(source, layers)?,
-        refresh: packages::is_refresh(source, layers),
-    };
-    let tools = tools(read(path)?, packages);
-    Ok(if is_replay { tools.offline() } else { tools })
+/// If it is invalid, or a variable that it names is not set.
+pub(crate) fn parse(path: &Path, text: &str) -> anyhow::Result<Vec<McpServer>> {
+    McpServer::from_json(text, variable).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 /// Returns the tools of servers. They are started on this machine, wherever the run's commands run: its programs are

@@ -1,8 +1,9 @@
 //! The settings of a run that are kept with it, so that it can be resumed. They hold no key.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use cantle::core::ids::RunId;
 use cantle::core::policy::Policy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -16,6 +17,7 @@ use crate::policy;
 use crate::settings::Settings;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of};
 use crate::sub_agents::SubAgentTable;
+use crate::trust::canonical;
 use crate::working_copy::WorkingCopy;
 
 /// The settings that a run began with.
@@ -44,6 +46,12 @@ pub(crate) struct SavedSettings {
     /// The directory that the run changes itself.
     #[serde(default)]
     pub(crate) in_place: Option<InPlace>,
+    /// Shared by the runs that follow each other in one session.
+    #[serde(default)]
+    pub(crate) session: Option<RunId>,
+    /// The run from which the first one of the session goes on.
+    #[serde(default)]
+    pub(crate) continues: Option<RunId>,
     /// The budgets of cost and tokens with which the run began, for its page.
     #[serde(default)]
     pub(crate) budget_usd: Option<f64>,
@@ -61,6 +69,9 @@ pub(crate) struct SavedSettings {
     /// The file of `--mcp`, which is read again.
     #[serde(default)]
     pub(crate) mcp: Option<PathBuf>,
+    /// The trusted directory whose `mcp.json` the run began with. It must be trusted again.
+    #[serde(default)]
+    pub(crate) mcp_directory: Option<PathBuf>,
 }
 
 impl SavedSettings {
@@ -75,6 +86,7 @@ impl SavedSettings {
         (working_copy, in_place): (Option<&WorkingCopy>, Option<&InPlace>),
         asks_user: bool,
         sub_agents: &[SubAgentTable],
+        (continues, mcp_directory): (Option<RunId>, Option<&Path>),
     ) -> anyhow::Result<Self> {
         let absolute = |path: &PathBuf| {
             std::path::absolute(path)
@@ -107,6 +119,8 @@ impl SavedSettings {
             started_in: std::env::current_dir().unwrap_or_default(),
             working_copy: working_copy.cloned(),
             in_place: in_place.cloned(),
+            session: Some(RunId::new()),
+            continues,
             budget_usd: args.budget_usd,
             budget_tokens: args.budget_tokens,
             skills: args.skills.as_ref().map(absolute).transpose()?,
@@ -114,6 +128,7 @@ impl SavedSettings {
             extra_tools: ExtraTools::default(),
             sub_agents: sub_agents.to_vec(),
             mcp: args.mcp.as_ref().map(absolute).transpose()?,
+            mcp_directory: mcp_directory.map(canonical).transpose()?,
         })
     }
 

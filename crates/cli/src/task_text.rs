@@ -1,12 +1,14 @@
-//! The text of a task: from the command line, from standard input, or both.
+//! The text of a task: from the command line, from standard input, or both; and the schema of its result.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
+use serde_json::Value;
 
 /// Maximum size of standard input.
 const MAX_BYTES: u64 = 256 * 1024;
@@ -79,4 +81,22 @@ fn standard_input() -> anyhow::Result<String> {
         );
     }
     String::from_utf8(bytes).with_context(|| format!("standard input is not UTF-8 text: {advice}"))
+}
+
+/// Reads the schema of a task's result.
+///
+/// # Errors
+/// If it is not the schema of an object.
+pub(crate) fn read_schema(path: &Path) -> anyhow::Result<Value> {
+    let schema: Value = serde_json::from_slice(
+        &std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?,
+    )
+    .with_context(|| format!("{} is not JSON", path.display()))?;
+    if schema.get("type").and_then(Value::as_str) != Some("object") {
+        bail!(
+            "{} must be the JSON schema of an object: {{\"type\": \"object\", \"properties\": …}}",
+            path.display()
+        );
+    }
+    Ok(schema)
 }

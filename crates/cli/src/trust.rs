@@ -1,9 +1,9 @@
 //! Trust in a directory whose files configure Cantle.
 //!
-//! `cantle.toml` and the files it names may have come with a cloned repository or belong to someone else. They
-//! count only after `cantle trust`, which records the directory with a digest of each file; the record
+//! `cantle.toml`, `AGENTS.md`, `mcp.json` and the files that they name may have come with a cloned repository or belong
+//! to someone else. They count only after `cantle trust`, which records the directory with a digest of each file; the record
 //! is in the user's state directory. Each file is read once, and the bytes that are compared with the
-//! record are those that are used.
+//! record are those that are used. Programs of MCP servers are the exception: they are loaded from their paths later.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -41,8 +41,27 @@ impl ProjectFiles {
         let Some((text, metadata)) = read_regular(path)? else {
             return Ok(None);
         };
-        self.add(path, &format!("{:x}", Sha256::digest(&text)), &metadata);
+        self.add_text(path, &text, &metadata);
         Ok(Some(text))
+    }
+
+    /// Adds a file that was read, under a name.
+    pub(crate) fn add_text(&mut self, name: &Path, text: &str, metadata: &Metadata) {
+        self.add(name, &format!("{:x}", Sha256::digest(text)), metadata);
+    }
+
+    /// Adds a file that another program will load, under a name.
+    ///
+    /// # Errors
+    /// If it can't be read, or is not a regular file.
+    pub(crate) fn add_file(&mut self, path: &Path, name: &Path) -> anyhow::Result<()> {
+        let (mut file, metadata) =
+            open_regular(path)?.with_context(|| format!("there is no file {}", path.display()))?;
+        let mut digest = Sha256::new();
+        io::copy(&mut file, &mut digest)
+            .with_context(|| format!("failed to read {}", path.display()))?;
+        self.add(name, &format!("{:x}", digest.finalize()), &metadata);
+        Ok(())
     }
 
     /// Adds a file, or a directory, with a digest of its content.
@@ -64,13 +83,20 @@ impl ProjectFiles {
         self.problem.as_deref()
     }
 
-    /// Returns why the files read so far are not trusted, if they aren't.
-    pub(crate) fn distrust(&self, trusted: Option<&Digests>) -> Option<String> {
-        if let Some(problem) = &self.problem {
-            return Some(problem.clone());
+    /// Returns why the files read so far do not count, if they don't: the user trusts neither these files of the directory
+    /// nor, for this call, any of it (`trust_directory`). Without a record there is no trust.
+    pub(crate) fn distrust(&self, directory: &Path, trust_directory: bool) -> Option<String> {
+        if self.problem.is_some() || trust_directory {
+            return self.problem.clone();
         }
-        let Some(trusted) = trusted else {
-            return Some("this directory is not trusted".to_owned());
+        let trusted = || {
+            let record = TrustRecord::read(&StateDir::find()?)?;
+            anyhow::Ok(record.get(&canonical(directory)?).cloned())
+        };
+        let trusted = match trusted() {
+            Ok(Some(trusted)) => trusted,
+            Ok(None) => return Some("this directory is not trusted".to_owned()),
+            Err(error) => return Some(format!("{error:#}")),
         };
         let changed = |(name, digest): &(&String, &String)| trusted.get(*name) != Some(*digest);
         let (name, _) = self.digests.iter().find(changed)?;
@@ -83,6 +109,22 @@ impl ProjectFiles {
 /// # Errors
 /// If it can't be read, is not a regular file or not UTF-8, or is too large.
 pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Option<(String, Metadata)>> {
+    let Some((file, metadata)) = open_regular(path)? else {
+        return Ok(None);
+    };
+    let shown = path.display();
+    let failed = || format!("failed to read {shown}");
+    let mut text = String::new();
+    let mut limited = file.take(MAX_FILE_BYTES + 1);
+    limited.read_to_string(&mut text).with_context(failed)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("{shown} is larger than {} KiB", MAX_FILE_BYTES / 1024);
+    }
+    Ok(Some((text, metadata)))
+}
+
+/// Opens a file; returns `None` if it does not exist.
+fn open_regular(path: &Path) -> anyhow::Result<Option<(File, Metadata)>> {
     let shown = path.display();
     let failed = || format!("failed to read {shown}");
     // Opening a pipe would wait for its writer.
@@ -95,13 +137,17 @@ pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Option<(String, Metada
     if !metadata.is_file() {
         bail!("{shown} is not a regular file");
     }
-    let mut text = String::new();
-    let mut limited = file.take(MAX_FILE_BYTES + 1);
-    limited.read_to_string(&mut text).with_context(failed)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        bail!("{shown} is larger than {} KiB", MAX_FILE_BYTES / 1024);
-    }
-    Ok(Some((text, metadata)))
+    Ok(Some((file, metadata)))
+}
+
+/// Returns the canonical path of a directory whose files may be trusted.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn canonical(directory: &Path) -> anyhow::Result<PathBuf> {
+    directory
+        .canonicalize()
+        .with_context(|| format!("failed to find the directory {}", directory.display()))
 }
 
 /// Returns whether another user owns a file or may write to it.

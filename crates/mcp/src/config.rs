@@ -185,6 +185,30 @@ impl McpServer {
         &self.name
     }
 
+    /// Returns the program and the arguments of a server that is started, with the values of variables. They may be secrets.
+    pub fn argv(&self) -> &[SecretText] {
+        match &self.transport {
+            Transport::Stdio(stdio) => &stdio.argv,
+            Transport::Http(_) => &[],
+        }
+    }
+
+    /// Returns the program with its arguments, or the URL, as it was written: without the values of variables.
+    pub fn written(&self) -> String {
+        match &self.transport {
+            Transport::Stdio(stdio) => stdio.written.join(" "),
+            Transport::Http(http) => http.written.clone(),
+        }
+    }
+
+    /// Returns the directory in which the server is started, if one is set.
+    pub fn directory(&self) -> Option<&str> {
+        match &self.transport {
+            Transport::Stdio(stdio) => stdio.directory.as_deref(),
+            Transport::Http(_) => None,
+        }
+    }
+
     /// Returns where the server runs, for display: `sandbox`, `host` or `http`.
     pub fn place(&self) -> &'static str {
         match &self.transport {

@@ -51,7 +51,9 @@ pub(crate) enum RunsCommand {
         /// Id of the run, a prefix of it, or `last`
         run: String,
     },
-    /// Copy the files of a working directory that is kept, or the journal of any run
+    /// Copy the files of a run, or its journal
+    ///
+    /// The files are those of its working directory; if that is gone, those that the run delivered or changed.
     Export {
         /// Id of the run, a prefix of it, or `last`
         run: String,

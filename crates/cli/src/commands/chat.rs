@@ -5,13 +5,14 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use cantle::agent::KeptRun;
 use cantle::core::content::Content;
 use cantle::core::escape::for_decision;
+use cantle::core::event::EventKind;
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::{FileKind, SandboxPath};
 use serde_json::Value;
@@ -23,7 +24,7 @@ use crate::approvals;
 use crate::args::{ApplyArgs, ChatArgs, RunArgs, TranscriptFormat};
 use crate::config::RunConfig;
 use crate::display::Display;
-use crate::earlier_run::EarlierRun;
+use crate::earlier_run::{self, EarlierRun};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export;
 use crate::interrupts::Interrupts;
@@ -81,8 +82,8 @@ pub(crate) struct Chat {
     finished: Option<RunId>,
     /// The runs of this conversation.
     runs: Vec<RunId>,
-    /// Delivered files with their sizes.
-    delivered: Vec<(PathBuf, u64)>,
+    /// How many of them other processes made.
+    earlier: usize,
     /// The summary that replaces the conversation.
     summary: Option<String>,
     /// Text that was typed and not sent.
@@ -113,8 +114,13 @@ impl Chat {
         let state = StateDir::find().usage()?;
         // The directory of the history.
         let _backend = state.backend().usage()?;
+        let mut runs = Vec::new();
         match &args.earlier {
-            Some(name) => args.earlier = Some(state.find_run(name).usage()?.run.to_string()),
+            Some(name) => {
+                let latest = state.find_run(name).usage()?.run;
+                args.earlier = Some(latest.to_string());
+                runs = earlier_run::conversation(&state.runs(), latest).internal()?;
+            }
             None => drop(RunConfig::resolve(&args.settings, None)?),
         }
         let editor = LineEditor::new(&COMMANDS, Some(state.chat_history())).internal()?;
@@ -124,8 +130,8 @@ impl Chat {
             editor,
             open: None,
             finished: None,
-            runs: Vec::new(),
-            delivered: Vec::new(),
+            earlier: runs.len(),
+            runs,
             summary: None,
             typed: String::new(),
             code: Code::Finished as u8,
@@ -249,7 +255,7 @@ impl Chat {
             Some(open) => open,
             None => self.open(message, display, token).await?,
         };
-        if !self.runs.is_empty() {
+        if self.runs.len() > self.earlier {
             open.task.content = Content::from(message);
         }
         let OpenRun {
@@ -264,9 +270,6 @@ impl Chat {
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
         let outcome = &ended.outcome;
         self.runs.push(outcome.run);
-        let saved = outcome.outputs.saved.iter();
-        self.delivered
-            .extend(saved.map(|file| (file.path.clone(), file.size_bytes)));
         let is_summary = message == SUMMARIZE;
         if is_summary {
             self.summary = task.answer(outcome);
@@ -354,9 +357,21 @@ impl Chat {
 
     async fn files(&self) -> anyhow::Result<String> {
         let mut text = String::new();
-        for (path, size_bytes) in &self.delivered {
-            let path = for_decision(&path.display().to_string());
-            let _ = writeln!(text, "delivered  {path}  {}", size(*size_bytes));
+        let here = std::env::current_dir().unwrap_or_default();
+        for run in self.kept_runs() {
+            for event in self.state.runs().events(run.run)? {
+                let EventKind::OutputSaved {
+                    path, size_bytes, ..
+                } = event.kind
+                else {
+                    continue;
+                };
+                let started_in = run.note.get("started_in").and_then(Value::as_str);
+                let path = Path::new(started_in.unwrap_or_default()).join(path);
+                let path = path.strip_prefix(&here).unwrap_or(&path).display();
+                let path = for_decision(&path.to_string());
+                let _ = writeln!(text, "delivered  {path}  {}", size(size_bytes));
+            }
         }
         let session = self.open.as_ref().map(|open| &open.session);
         if let Some(sandbox) = session.and_then(|session| session.sandbox()) {

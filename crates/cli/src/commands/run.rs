@@ -1,9 +1,9 @@
 //! `cantle run`: one task with a model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use cantle::agent::{
     Agent, Budget, ResumeOptions, RunStore, Session, SessionOptions, UserDirectory,
 };
@@ -34,11 +34,11 @@ use crate::extra_tools::ExtraTools;
 use crate::images;
 use crate::in_place::InPlace;
 use crate::kept_sandbox;
-use crate::mcp;
 use crate::output_dir::{OutputDir, occupied_names_remark, output_options};
 use crate::packages;
 use crate::replay::RecordedUser;
 use crate::result_file;
+use crate::run_servers::RunServers;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::sub_agents::{self, Caller, SubAgentTable};
@@ -131,7 +131,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     let schema = args
         .schema
         .as_deref()
-        .map(read_schema)
+        .map(task_text::read_schema)
         .transpose()
         .usage()?
         .or_else(|| saved?.schema.clone());
@@ -181,6 +181,9 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         remarks.push(in_place.remark());
     }
     let has_history = args.history.is_some() || earlier.is_some();
+    let continues = earlier.as_ref().map(EarlierRun::id);
+    let directory = args.workdir.workdir.as_deref().unwrap_or(Path::new("."));
+    let servers = RunServers::find(args, directory, saved, &mut remarks).usage()?;
     let delivered = match earlier {
         Some(earlier) => {
             let (remark, delivered) = earlier.add_to(&mut options).internal()?;
@@ -190,7 +193,6 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         None => None,
     };
     if !args.inputs.no_agents_md && !has_history {
-        let directory = args.workdir.workdir.as_deref().unwrap_or(Path::new("."));
         let notes = agents_md::find(directory, args.settings.trusts_directory());
         let instructions = &mut config.settings.system_prompt;
         let added = |notes: ProjectNotes| notes.add_to(instructions, &mut options.history);
@@ -212,6 +214,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
                     directories,
                     asks_user,
                     &sub_agents,
+                    (continues, servers.directory.as_deref()),
                 );
                 let saved = serde_json::to_value(saved.usage()?).internal()?;
                 local = backend.usage()?;
@@ -231,7 +234,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         asks_user: user.is_some(),
         extra_tools: None,
         sub_agents,
-        mcp: args.mcp.clone(),
+        servers,
         channel,
         user,
         stores: RunStores {
@@ -284,6 +287,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut config = saved.config(args).usage()?;
     config.policy.environment = args.variables.resolve(&saved.variables).usage()?;
+    let servers = RunServers::of_resumed(&saved, args).usage()?;
     let definition = Definition {
         config,
         schema: saved.schema.clone(),
@@ -292,7 +296,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         asks_user: saved.asks_user,
         extra_tools: Some(saved.extra_tools),
         sub_agents: saved.sub_agents,
-        mcp: saved.mcp,
+        servers,
         channel,
         user,
         stores: RunStores {
@@ -323,7 +327,7 @@ struct Definition<'a> {
     /// The extra tools of a resumed run.
     extra_tools: Option<ExtraTools>,
     sub_agents: Vec<SubAgentTable>,
-    mcp: Option<PathBuf>,
+    servers: RunServers,
     channel: Option<ChannelUser>,
     user: Option<TerminalUser>,
     stores: RunStores,
@@ -420,8 +424,8 @@ impl Definition<'_> {
             agent = agent.tool(user_input());
         }
         let is_replay = replay.is_some();
-        if let Some(file) = &self.mcp {
-            let tools = mcp::of_run(file, &settings.packages.source, layers, is_replay).usage()?;
+        let source = &settings.packages.source;
+        if let Some(tools) = self.servers.tools(source, layers, is_replay).usage()? {
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();
@@ -578,18 +582,6 @@ impl PreparedRun {
             _ => Ok(None),
         }
     }
-}
-
-fn read_schema(path: &Path) -> anyhow::Result<Value> {
-    let schema: Value = serde_json::from_slice(&read(path)?)
-        .with_context(|| format!("{} is not JSON", path.display()))?;
-    if schema.get("type").and_then(Value::as_str) != Some("object") {
-        bail!(
-            "{} must be the JSON schema of an object: {{\"type\": \"object\", \"properties\": …}}",
-            path.display()
-        );
-    }
-    Ok(schema)
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {

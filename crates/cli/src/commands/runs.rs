@@ -18,6 +18,7 @@ use crate::ask::TerminalUser;
 use crate::comparison;
 use crate::delivery::StoreTarget;
 use crate::display::{Display, Paint};
+use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export::{self, status_name as status};
 use crate::kept_sandbox::{self, reattach, remove_sandbox};
@@ -100,7 +101,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                 check_empty(&directory)?;
                 match journal {
                     true => copy_journal(&run, &directory).internal()?,
-                    false => export(&run, &directory).await?,
+                    false => export(&state, &run, &directory).await?,
                 }
                 return Ok(0);
             };
@@ -108,7 +109,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             let staged = TempDir::with_prefix("cantle-export-").internal()?;
             match journal {
                 true => copy_journal(&run, staged.path()).internal()?,
-                false => export(&run, staged.path()).await?,
+                false => export(&state, &run, staged.path()).await?,
             }
             let stored = store.put_tree(run.run, staged.path()).await.internal()?;
             print(format!("Stored {}\n", plural(stored, "file", "files")))?;
@@ -409,6 +410,45 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
     } as u8)
 }
 
+/// Copies the files that a run delivered, and those that it changed in its copy of a directory, as far as they are kept.
+fn export_results(
+    state: &StateDir,
+    run: &KeptRun,
+    directory: &Path,
+    reason: &str,
+) -> Result<(), Failure> {
+    let id = run.run;
+    let saved = SavedSettings::read(run.note.clone()).ok();
+    let started_in = saved.as_ref().map(|saved| saved.started_in.as_path());
+    let mut files = earlier_run::delivered(&state.runs(), id, started_in.unwrap_or(Path::new("")))
+        .internal()?;
+    if let Some(copy) = saved.as_ref().and_then(|saved| saved.working_copy.as_ref()) {
+        files.extend(copy.changed_files().internal()?);
+    }
+    let (mut count, mut missing) = (0, Vec::new());
+    for (name, kept) in &files {
+        match earlier_run::copy(kept, directory, Path::new(name)).internal()? {
+            true => count += 1,
+            false => missing.push(clean(&format!("{name}: {} is not there", kept.display()))),
+        }
+    }
+    if count > 0 {
+        let copied = plural(count, "file", "files");
+        print(format!(
+            "{}; copied {copied} that the run delivered or changed\n",
+            clean(reason)
+        ))?;
+    }
+    match missing.is_empty() {
+        true if count > 0 => Ok(()),
+        true => Err(anyhow!(
+            "{reason}, and it delivered nothing: cantle runs show {id}"
+        ))
+        .usage(),
+        false => Err(anyhow!("{reason}; not copied: {}", missing.join("\n  "))).internal(),
+    }
+}
+
 /// Refuses a directory that has files.
 fn check_empty(directory: &Path) -> Result<(), Failure> {
     match std::fs::read_dir(directory).map(|mut entries| entries.next().is_none()) {
@@ -444,18 +484,15 @@ fn copy_journal(run: &KeptRun, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies the working directory of a run that can be resumed.
-async fn export(run: &KeptRun, directory: &Path) -> Result<(), Failure> {
-    let id = run.run;
+/// Copies the working directory of a run, or if that is not there any more, the files that are.
+async fn export(state: &StateDir, run: &KeptRun, directory: &Path) -> Result<(), Failure> {
     let sandbox = match reattach(run).await {
         Ok(Some(sandbox)) => sandbox,
         Ok(None) => {
-            let message = format!(
-                "the working directory of run {id} is gone; what it delivered is listed by: cantle runs show {id}"
-            );
-            return Err(anyhow!(message)).usage();
+            let reason = format!("the working directory of run {} is gone", run.run);
+            return export_results(state, run, directory, &reason);
         }
-        Err(error) => return Err(error).internal(),
+        Err(error) => return export_results(state, run, directory, &format!("{error:#}")),
     };
     // The working directory remains once the sandbox is dropped.
     sandbox.persist().await.internal()?;

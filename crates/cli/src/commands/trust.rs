@@ -10,10 +10,11 @@ use super::print;
 use crate::agents_md;
 use crate::args::TrustArgs;
 use crate::exit::{Failure, FailureExt as _};
-use crate::settings::layers::{FILE_NAME, Project, current_directory};
+use crate::run_servers;
+use crate::settings::layers::{FILE_NAME, Project};
 use crate::state_dir::StateDir;
 use crate::text::size;
-use crate::trust::TrustRecord;
+use crate::trust::{TrustRecord, canonical};
 
 /// Performs the command, and returns the exit code.
 pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
@@ -31,7 +32,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
             .with_context(|| format!("failed to enter {}", directory.display()))
             .usage()?;
     }
-    let directory = current_directory().usage()?;
+    let directory = canonical(Path::new(".")).usage()?;
     if args.remove {
         record.set(directory, None).internal()?;
         return Ok(0);
@@ -43,10 +44,12 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         .files
         .read(Path::new(agents_md::FILE_NAME))
         .usage()?;
-    if project.settings.is_empty() && notes.is_none() {
+    let servers = run_servers::to_be_trusted(&mut project.files).usage()?;
+    if project.is_empty() && notes.is_none() && servers.is_none() {
         let message = format!(
-            "there is no {FILE_NAME} with settings and no {} in {}",
+            "there is no {FILE_NAME} with settings, no {} and no {} in {}",
             agents_md::FILE_NAME,
+            run_servers::FILE_NAME,
             directory.display()
         );
         return Err(anyhow!(message)).usage();
@@ -61,6 +64,25 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     }
     for (name, value) in &project.settings {
         let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
+    }
+    for (name, settings) in &project.profiles {
+        let _ = writeln!(
+            text,
+            "These settings count there with --profile {}:",
+            for_decision(name)
+        );
+        for (name, value) in settings {
+            let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
+        }
+    }
+    for server in servers.iter().flatten() {
+        let _ = writeln!(
+            text,
+            "The tools of the MCP server `{}` ({}) are offered there: {}",
+            server.name(),
+            server.place(),
+            for_decision(&server.written()),
+        );
     }
     if let Some(notes) = notes {
         let bytes = size(notes.len() as u64);

@@ -12,15 +12,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cantle::agent::KeptStatus;
 use cantle::core::escape::{for_decision, shorten};
-use cantle::core::event::{Event, EventKind};
+use cantle::core::event::EventKind;
 use cantle::core::ledger::Ledger;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::markup::escaped;
-use super::{FilePatch, RunRecord, chart};
+use super::{FilePatch, RunRecord, chart, page_data};
 use crate::display::{isolation, status_text};
 use crate::text::{count, dollars, duration, one_line, plural, size};
 use crate::transcript::final_answer;
@@ -35,9 +36,8 @@ const MAX_HEADING_CHARS: usize = 120;
 
 /// The data of the timeline.
 #[derive(Serialize)]
-struct PageData<'a> {
-    events: &'a [Event],
-    images: std::collections::BTreeMap<String, Vec<String>>,
+struct PageData {
+    events: Vec<Value>,
     changes: Vec<FilePatch>,
 }
 
@@ -47,11 +47,10 @@ struct PageData<'a> {
 /// If the changes of the run can't be read.
 pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
     let data = PageData {
-        events: &record.events,
-        images: record.images(),
+        events: page_data::timeline(&record.events, record.images())?,
         changes: record.patches()?,
     };
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(&serde_json::to_vec(&data)?)?;
     let data = STANDARD.encode(encoder.finish().context("failed to compress the events")?);
     let policy = format!(

@@ -9,6 +9,7 @@ mod fine_tuning;
 mod html;
 mod inspect;
 mod markup;
+mod page_data;
 mod redaction;
 
 use std::collections::BTreeMap;
@@ -16,9 +17,8 @@ use std::io::{self, Write as _};
 
 use anyhow::Context as _;
 use cantle::agent::{KeptRun, KeptStatus, RunStore, Trajectory};
-use cantle::core::content::MediaKind;
 use cantle::core::event::{Event, RunStatus};
-use cantle::core::message::{self, Message};
+use cantle::core::message;
 use cantle::core::secret::SecretText;
 use cantle::core::tool::ToolSpec;
 
@@ -170,20 +170,14 @@ impl RunRecord {
             let Some(directory) = run.directory.parent() else {
                 continue;
             };
-            // The conversation of a sub-agent that never began can't be read, and has no images.
-            let messages = RunStore::new(directory).conversation(run.run);
-            for message in messages.unwrap_or_default() {
-                let Message::Tool(message) = message else {
-                    continue;
-                };
-                for media in message.content.media() {
-                    let is_image = media.kind() == MediaKind::Image;
-                    let url = content::data_url(media);
-                    if is_image && url.len() <= left {
-                        left -= url.len();
-                        let call = format!("{} {}", run.run, message.tool_call_id);
-                        images.entry(call).or_default().push(url);
-                    }
+            // The journal of a sub-agent that never began can't be read, and has no images.
+            let of_run = RunStore::new(directory).result_images(run.run);
+            for (call, image) in of_run.unwrap_or_default() {
+                let url = content::data_url(&image);
+                if url.len() <= left {
+                    left -= url.len();
+                    let call = format!("{} {call}", run.run);
+                    images.entry(call).or_default().push(url);
                 }
             }
         }

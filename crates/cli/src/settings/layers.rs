@@ -2,7 +2,7 @@
 //!
 //! A stronger layer replaces single settings of a weaker one; settings that only make sense together
 //! come from one layer. Unless the user trusts the current directory, only harmless settings of its file
-//! count: it may have come with a cloned repository.
+//! count: it may have come with a cloned repository. A profile of a trusted directory replaces settings of its file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
+use cantle::core::escape::shorten;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use serde::Serialize;
@@ -19,8 +20,7 @@ use serde_json::{Map, Value};
 use super::{Limit, Settings};
 use crate::backend::BackendArg;
 use crate::environment::variable;
-use crate::state_dir::StateDir;
-use crate::trust::{Digests, ProjectFiles, TrustRecord, read_regular};
+use crate::trust::{ProjectFiles, read_regular};
 
 pub(crate) const FILE_NAME: &str = "cantle.toml";
 
@@ -29,6 +29,9 @@ const TRUST_DIRECTORY: &str = "trust_directory";
 
 /// The id of the flag that names a profile, and the table of profiles in a file.
 const PROFILE: &str = "profile";
+
+/// Maximum number of characters of the names of ignored settings, to which profiles of any name belong.
+const MAX_NAMED_CHARS: usize = 500;
 
 /// Settings that are taken from the strongest layer that has any of them.
 const TOGETHER: [&[&str]; 3] = [
@@ -80,6 +83,9 @@ impl fmt::Display for Origin {
 /// The settings of one origin by name, without those that are not set.
 pub(crate) type Layer = Map<String, Value>;
 
+/// The profiles of a file by name.
+type Profiles = BTreeMap<String, Layer>;
+
 /// Settings of the group `G` (see [`Settings`]) from the command line, by origin.
 #[derive(Clone, Debug)]
 pub(crate) struct Given<G> {
@@ -102,9 +108,7 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
     fn augment_args(command: clap::Command) -> clap::Command {
         let trust = clap::Arg::new(TRUST_DIRECTORY)
             .long("trust-directory")
-            .help(
-                "Trust the cantle.toml of the current directory for this call, like `cantle trust`",
-            )
+            .help("Trust the files of the current directory for this call, like `cantle trust`")
             .action(clap::ArgAction::SetTrue)
             .help_heading("Settings");
         let profile = clap::Arg::new(PROFILE)
@@ -112,7 +116,7 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
             .value_name("NAME")
             .env("CANTLE_PROFILE")
             .hide_env_values(true)
-            .help("Settings under [profile.NAME] of your cantle.toml, preferred to those outside")
+            .help("Settings under [profile.NAME] of cantle.toml, preferred to those outside")
             .help_heading("Settings");
         G::augment_args(command)
             .mut_args(|arg| arg.hide_env_values(true))
@@ -181,16 +185,22 @@ impl Layers {
             None => Layer::new(),
         };
         let mut layers = Self::default();
-        let profiles = user.remove(PROFILE);
-        let profile = match &given.profile {
-            Some(name) => profile(name, profiles)?,
-            None => Layer::new(),
-        };
-        let (origin, directory) = layers.read_project(&user, given.trust_directory)?;
+        let mut profiles = take_profiles(&mut user);
+        let profile = given
+            .profile
+            .as_ref()
+            .and_then(|name| profiles.remove(name));
+        // The user's own profile comes before one of the directory.
+        let of_directory = given.profile.as_deref().filter(|_| profile.is_none());
+        let (origin, directory, is_found) =
+            layers.read_project(&user, of_directory, given.trust_directory)?;
+        if let Some(name) = of_directory.filter(|_| !is_found) {
+            return Err(layers.no_profile(name, &profiles));
+        }
         layers.layers = vec![
             (Origin::Flag, given.flags.clone()),
             (Origin::Environment, environment),
-            (Origin::Profile, profile),
+            (Origin::Profile, profile.unwrap_or_default()),
             (origin, directory),
             (Origin::User, user),
         ];
@@ -198,46 +208,63 @@ impl Layers {
     }
 
     /// Reads those settings of the current directory that count.
-    fn read_project(&mut self, user: &Layer, is_trusted: bool) -> anyhow::Result<(Origin, Layer)> {
+    fn read_project(
+        &mut self,
+        user: &Layer,
+        profile: Option<&str>,
+        trust_directory: bool,
+    ) -> anyhow::Result<(Origin, Layer, bool)> {
+        let directory = Path::new(".");
         let mut project = Project::read(Path::new(""))?;
-        if project.has_profiles {
-            let message = format!(
-                "ignored the profiles of {FILE_NAME} in this directory: they belong into your own"
-            );
-            self.ignored = Some(message);
+        if project.is_empty() {
+            return Ok((Origin::Directory, Layer::new(), false));
         }
-        if project.settings.is_empty() {
-            return Ok((Origin::Directory, project.settings));
-        }
-        let record = (!is_trusted).then(trusted_files);
-        let distrust = |files: &ProjectFiles| match &record {
-            None => files.problem().map(str::to_owned),
-            Some(Ok(trusted)) => files.distrust(trusted.as_ref()),
-            Some(Err(error)) => Some(format!("{error:#}")),
-        };
-        let mut reason = distrust(&project.files);
+        let mut reason = project.files.distrust(directory, trust_directory);
         // The files that it names are not even opened before the file itself is trusted.
         if reason.is_none() {
             project.read_named()?;
-            reason = distrust(&project.files);
+            reason = project.files.distrust(directory, trust_directory);
         }
         let Some(reason) = reason else {
-            self.build_digest = project.build_digest;
-            return Ok((Origin::Directory, project.settings));
+            let profile = profile.and_then(|name| project.profiles.remove(name));
+            let has_profile = profile.is_some();
+            let layer = preferring(project.settings, profile.unwrap_or_default());
+            let backend = layer.get("backend").and_then(Value::as_str);
+            self.build_digest = backend.and_then(|name| project.build_digests.remove(name));
+            return Ok((Origin::Directory, layer, has_profile));
         };
         let (kept, ignored): (Layer, Layer) = project
             .settings
             .into_iter()
             .partition(|(name, value)| is_harmless(name, value, user));
-        if !ignored.is_empty() {
-            let names: Vec<_> = ignored.keys().map(String::as_str).collect();
+        let ignored = ignored.into_iter().map(|(name, _)| name);
+        let profiles = project.profiles.keys();
+        let names: Vec<_> = ignored
+            .chain(profiles.map(|name| format!("{PROFILE}.{name}")))
+            .collect();
+        if !names.is_empty() {
             self.ignored = Some(format!(
                 "ignored settings of {FILE_NAME} in this directory: {}, because {reason}. Read that file and those \
                  it names; `cantle trust` makes them count",
-                names.join(", ")
+                shorten(&names.join(", "), MAX_NAMED_CHARS)
             ));
         }
-        Ok((Origin::UntrustedDirectory, kept))
+        Ok((Origin::UntrustedDirectory, kept, false))
+    }
+
+    /// Returns an error about a profile that there is not.
+    fn no_profile(&self, name: &str, known: &Profiles) -> anyhow::Error {
+        let mut text = format!("there is no profile `{name}` in your {FILE_NAME}");
+        if known.is_empty() {
+            text += &format!(": write [profile.{name}] and its settings in it");
+        } else {
+            let known: Vec<_> = known.keys().map(String::as_str).collect();
+            text += &format!("; there are {}", known.join(", "));
+        }
+        if let Some(ignored) = &self.ignored {
+            text += &format!("\n{ignored}");
+        }
+        anyhow!(text)
     }
 
     /// Layers from these pairs, the strongest first.
@@ -297,23 +324,28 @@ impl Layers {
     }
 }
 
-/// Returns the profile of this name.
-fn profile(name: &str, profiles: Option<Value>) -> anyhow::Result<Layer> {
-    let Some(Value::Object(mut profiles)) = profiles else {
-        bail!(
-            "there is no profile `{name}`: write [profile.{name}] and its settings in your own cantle.toml"
-        );
+/// Removes the profiles from the settings of a file.
+fn take_profiles(settings: &mut Layer) -> Profiles {
+    let Some(Value::Object(profiles)) = settings.remove(PROFILE) else {
+        return Profiles::new();
     };
-    match profiles.remove(name) {
-        Some(Value::Object(profile)) => Ok(profile),
-        _ => {
-            let known: Vec<_> = profiles.keys().map(String::as_str).collect();
-            bail!(
-                "there is no profile `{name}` in your cantle.toml; there are {}",
-                known.join(", ")
-            )
+    let profiles = profiles.into_iter();
+    let profiles = profiles.filter_map(|(name, profile)| match profile {
+        Value::Object(profile) => Some((name, profile)),
+        _ => None,
+    });
+    profiles.collect()
+}
+
+/// Returns settings with those of a profile in their place. What only makes sense together comes from one of them.
+fn preferring(mut settings: Layer, profile: Layer) -> Layer {
+    for names in TOGETHER {
+        if names.iter().any(|name| profile.contains_key(*name)) {
+            settings.retain(|name, _| !names.contains(&name.as_str()));
         }
     }
+    settings.extend(profile);
+    settings
 }
 
 /// Returns the settings that are set.
@@ -372,10 +404,10 @@ fn parse_file(path: &Path, text: &str) -> anyhow::Result<Layer> {
 #[derive(Debug)]
 pub(crate) struct Project {
     pub(crate) settings: Layer,
+    pub(crate) profiles: Profiles,
     pub(crate) files: ProjectFiles,
-    build_digest: Option<String>,
-    /// Whether it has profiles, which never count.
-    has_profiles: bool,
+    /// The digests of Dockerfiles with their contexts, by the setting that names them.
+    build_digests: BTreeMap<String, String>,
 }
 
 impl Project {
@@ -388,43 +420,40 @@ impl Project {
             None => Layer::new(),
         };
         Ok(Self {
-            has_profiles: settings.remove(PROFILE).is_some(),
+            profiles: take_profiles(&mut settings),
             settings,
             files,
-            build_digest: None,
+            build_digests: BTreeMap::new(),
         })
     }
 
-    /// Reads the files that the settings name; the system prompt becomes its text.
+    /// Whether it sets nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.settings.is_empty() && self.profiles.is_empty()
+    }
+
+    /// Reads the files that settings and profiles name; a system prompt becomes its text.
     pub(crate) fn read_named(&mut self) -> anyhow::Result<()> {
-        if let Some(Value::String(prompt)) = self.settings.get_mut("system_prompt")
-            && let Some(path) = prompt.strip_prefix('@').map(PathBuf::from)
+        for settings in [&mut self.settings]
+            .into_iter()
+            .chain(self.profiles.values_mut())
         {
-            let text = self.files.read(&path)?;
-            *prompt = text.with_context(|| format!("there is no file {}", path.display()))?;
-        }
-        if let Some(backend) = self.settings.get("backend").and_then(Value::as_str)
-            && let Some((dockerfile, digest)) = backend.parse::<BackendArg>()?.build_digest()?
-        {
-            let metadata = dockerfile.metadata()?;
-            self.files.add(&dockerfile, &digest, &metadata);
-            self.build_digest = Some(digest);
+            if let Some(Value::String(prompt)) = settings.get_mut("system_prompt")
+                && let Some(path) = prompt.strip_prefix('@').map(PathBuf::from)
+            {
+                let text = self.files.read(&path)?;
+                *prompt = text.with_context(|| format!("there is no file {}", path.display()))?;
+            }
+            if let Some(backend) = settings.get("backend").and_then(Value::as_str)
+                && let Some((dockerfile, digest)) = backend.parse::<BackendArg>()?.build_digest()?
+            {
+                let metadata = dockerfile.metadata()?;
+                self.files.add(&dockerfile, &digest, &metadata);
+                self.build_digests.insert(backend.to_owned(), digest);
+            }
         }
         Ok(())
     }
-}
-
-/// Returns the files of the current directory as the user trusted them.
-fn trusted_files() -> anyhow::Result<Option<Digests>> {
-    let record = TrustRecord::read(&StateDir::find()?)?;
-    Ok(record.get(&current_directory()?).cloned())
-}
-
-/// Returns the canonical path of the current directory.
-pub(crate) fn current_directory() -> anyhow::Result<PathBuf> {
-    Path::new(".")
-        .canonicalize()
-        .context("failed to find the current directory")
 }
 
 /// Returns whether a setting of an untrusted directory counts: it can only lower what the user allows, or

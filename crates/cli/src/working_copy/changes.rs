@@ -163,6 +163,20 @@ impl WorkingCopy {
         }
     }
 
+    /// Returns the files that the run changed, and where they are kept as it left them.
+    ///
+    /// # Errors
+    /// If the changes can't be read.
+    pub(crate) fn changed_files(&self) -> anyhow::Result<Vec<(String, PathBuf)>> {
+        let changes = self.changes()?.unwrap_or_default().files.into_iter();
+        let left = changes.filter(|change| change.new.is_some());
+        let left = left.map(|change| {
+            let kept = self.content(Tree::New, &change.path);
+            (change.path, kept)
+        });
+        Ok(left.collect())
+    }
+
     pub(super) fn write(&self, changes: &Changes) -> anyhow::Result<()> {
         write_atomically(
             &self.directory.join(FILE_NAME),

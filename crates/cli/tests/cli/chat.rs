@@ -155,6 +155,23 @@ async fn messages_share_the_conversation_and_the_sandbox() {
         assert!(request.contains(text), "{text}: {request}");
     }
     assert_eq!(runs(&env).await.len(), 3);
+
+    // The records of all of them are there, and not those of another conversation.
+    assert_eq!(env.run(["run", "Something else", "-q"]).await.code, Some(0));
+    let last = runs(&env).await[1]["run"].as_str().unwrap().to_owned();
+    let mut chat = Terminal::chat(&env, &format!("--continue {last}")).unwrap();
+    chat.enters("/cost").await;
+    chat.shows("3 messages · ").await;
+    chat.enters("/files").await;
+    chat.shows("delivered  cantle-out/").await;
+    chat.enters("/save whole.md").await;
+    chat.shows("Saved whole.md").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let saved = env.read("whole.md");
+    let answers = ["First answer.", "Second answer.", "Third answer."];
+    assert!(answers.iter().all(|it| saved.contains(it)), "{saved}");
+    assert!(!saved.contains("Something else"), "{saved}");
 }
 
 #[tokio::test]
@@ -399,7 +416,12 @@ async fn changes_of_a_directory_are_applied_and_undone() {
     chat.types("Look\r").await;
     let shown = chat.shows("Looked.").await;
     assert!(shown.contains("│ changed"), "{shown:?}");
+    chat.enters("/quit").await;
+    chat.ended().await;
+    // Another process finds the changes of an earlier message.
+    let mut chat = Terminal::chat(&env, "--continue last").unwrap();
     chat.enters("/undo").await;
+    chat.shows("Reverted: 1 file").await;
     chat.enters("/quit").await;
     chat.ended().await;
     assert_eq!(env.read("project/file"), "as it was\n");

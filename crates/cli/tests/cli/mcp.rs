@@ -14,7 +14,7 @@ use crate::support::{DEADLINE, Exited, Mark, TestEnv, wait_for_exit};
 use crate::{command, finish};
 
 /// A server with one tool, which returns a variable.
-const SERVER: &str = r#"
+pub(crate) const SERVER: &str = r#"
     reply() { printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$id" "$1"; }
     while read -r line; do
         id=${line#*\"id\":}; id=${id%%[,\}]*}

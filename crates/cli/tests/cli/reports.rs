@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use cantle_testkit::lane;
-use cantle_testkit::openai::{Script, ScriptedServer};
-use serde_json::Value;
+use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn};
+use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -34,26 +34,28 @@ async fn page() -> (ScriptedServer, TestEnv) {
     let task = format!("Show {HOSTILE}");
     let exited = env.run(["run", &task, "--budget-tokens", "100000"]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
-    let args = [
-        "runs",
-        "show",
-        "last",
-        "--format",
-        "html",
-        "-o",
-        "report.html",
-    ];
-    let exited = env.run(args).await;
+    write_page(&env).await;
+    (server, env)
+}
+
+/// Writes the page of the latest run to `report.html`.
+async fn write_page(env: &TestEnv) {
+    let show = ["runs", "show", "last", "--format", "html"];
+    let exited = env.run(show.iter().chain(&["-o", "report.html"])).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
     assert!(
         exited.stdout.starts_with("Wrote report.html ("),
         "{exited:?}"
     );
-    (server, env)
 }
 
 /// Returns the DOM of a page and the browser's messages; `None`, with a message, without Chromium.
 async fn open(page: &Path, fragment: &str) -> Option<(String, String)> {
+    browse(page, fragment, &["--dump-dom"]).await
+}
+
+/// Starts Chromium with a page, and returns its output and its messages.
+async fn browse(page: &Path, fragment: &str, flags: &[&str]) -> Option<(String, String)> {
     let Ok(program) = std::env::var("CANTLE_TEST_CHROMIUM") else {
         lane::skip("the peer chromium is not available");
         return None;
@@ -67,11 +69,8 @@ async fn open(page: &Path, fragment: &str) -> Option<(String, String)> {
             "--disable-gpu",
             "--disable-dev-shm-usage",
         ])
-        .args([
-            "--enable-logging=stderr",
-            "--virtual-time-budget=10000",
-            "--dump-dom",
-        ])
+        .args(["--enable-logging=stderr", "--virtual-time-budget=10000"])
+        .args(flags)
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("file://{}{fragment}", page.display()))
         .stdin(Stdio::null())
@@ -118,6 +117,92 @@ async fn page_is_searched_by_its_address() {
     };
     let hidden = dom.matches("hidden=\"\"").count();
     assert!(dom.contains(">1 of ") && hidden > 3, "{dom}");
+}
+
+/// Returns the brightness of the page's corner in a screenshot, of 255.
+async fn brightness(page: &Path, screenshot: &Path, scheme: &str) -> Option<u8> {
+    let target = format!("--screenshot={}", screenshot.display());
+    let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
+    browse(page, "", &[&target, &scheme, "--window-size=1000,800"]).await?;
+    let picture = image::open(screenshot).unwrap().into_luma8();
+    Some(picture.get_pixel(2, 2).0[0])
+}
+
+#[tokio::test]
+async fn page_shows_images_changes_and_sub_agents_and_their_hostile_texts_as_text() {
+    let echo = format!("cat <<'END'\n{HOSTILE}\nEND");
+    let change = format!("cat > 'x <img src=x onerror=alert(1)>' <<'END'\n{HOSTILE}\nEND");
+    let main = Script::new()
+        .turn(command(&change))
+        .turn(Turn::tool(ToolCall::new(
+            "view_image",
+            json!({"path": "dot.gif"}),
+        )))
+        .turn(Turn::tool(ToolCall::new(
+            "reviewer",
+            json!({"task": HOSTILE}),
+        )))
+        .turn(finish(HOSTILE, &[]));
+    let critic = Script::new()
+        .turn(command(&echo))
+        .turn(finish(HOSTILE, &[]));
+    let options = ServerOptions::new(main).model("critic", critic);
+    let server = ScriptedServer::start(options).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("repo/dot.gif", crate::DOT);
+    let team = "[reviewer]\ndescription = \"Reviews.\"\nmodel = \"critic\"\n";
+    env.write("team.toml", team);
+    let args = [
+        "run",
+        "Show all",
+        "--workdir",
+        "repo",
+        "--sub-agents",
+        "team.toml",
+        "--vision",
+        "on",
+    ];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    write_page(&env).await;
+    let page = env.path("report.html");
+
+    let Some((dom, messages)) = open(&page, "#open").await else {
+        return;
+    };
+    for refused in ["Content Security Policy", "Uncaught", "TypeError"] {
+        assert!(!messages.contains(refused), "{messages}");
+    }
+    assert!(!dom.contains("<title>TAKEN"), "{dom}");
+    // The image is the only one, and the page's own elements are its only scripts.
+    let images: Vec<_> = dom
+        .match_indices("<img")
+        .map(|(at, _)| &dom[at..])
+        .collect();
+    assert_eq!(images.len(), 1, "{dom}");
+    assert!(
+        images[0].starts_with("<img src=\"data:image/"),
+        "{}",
+        &images[0][..60]
+    );
+    assert_eq!(dom.matches("<script").count(), 2, "{dom}");
+    let hostile = HOSTILE.replace('<', "&lt;").replace('>', "&gt;");
+    // The change, the file's name, and the sub-agent's task, command, output and answer.
+    assert!(
+        dom.contains(&format!("<span class=\"add\">+{hostile}")),
+        "{dom}"
+    );
+    assert!(
+        dom.contains("x &lt;img src=x onerror=alert(1)&gt;"),
+        "{dom}"
+    );
+    assert!(dom.contains("class=\"agent\"> · reviewer<"), "{dom}");
+    assert!(dom.matches(&hostile).count() > 6, "{dom}");
+
+    let shot = env.path("shot.png");
+    let light = brightness(&page, &shot, "1").await.unwrap();
+    let dark = brightness(&page, &shot, "0").await.unwrap();
+    assert!(light > 200 && dark < 60, "{light} {dark}");
 }
 
 #[tokio::test]

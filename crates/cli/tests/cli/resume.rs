@@ -166,12 +166,21 @@ async fn files_of_a_kept_run_are_exported() {
     assert_eq!(late.code, Some(0), "{late:?}");
     std::fs::remove_dir_all(env.path(WORKSPACES)).unwrap();
     let late = env.run(["runs", "export", "last", "later"]).await;
-    assert_eq!(late.code, Some(2), "{late:?}");
+    // What it delivered is there all the same, until the user removes it.
+    assert_eq!(late.code, Some(0), "{late:?}");
     assert!(
-        late.stderr.contains("is gone; what it delivered"),
+        late.stdout.contains("is gone; copied 1 file that the run"),
         "{late:?}"
     );
-    assert!(!env.path("later").exists());
+    assert_eq!(env.read("later/effects"), "one\ntwo\n");
+    std::fs::remove_file(env.path("out/effects")).unwrap();
+    let gone = env.run(["runs", "export", "last", "gone"]).await;
+    assert_ne!(gone.code, Some(0), "{gone:?}");
+    assert!(
+        gone.stderr.contains("is gone; not copied: effects: "),
+        "{gone:?}"
+    );
+    assert!(!env.path("gone").exists());
 }
 
 #[tokio::test]

@@ -2,11 +2,12 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use cantle_testkit::openai::ScriptedServer;
-use serde_json::Value;
+use cantle_testkit::openai::{Script, ScriptedServer};
+use serde_json::{Value, json};
 
-use crate::nothing_to_do;
+use crate::mcp::SERVER;
 use crate::support::{Exited, TestEnv};
+use crate::{command, finish, nothing_to_do};
 
 const RUN: [&str; 3] = ["run", "Hello", "-q"];
 
@@ -343,4 +344,103 @@ async fn notes_of_a_project_are_instructions_only_where_they_are_trusted() {
     std::fs::create_dir(env.path("AGENTS.md")).unwrap();
     let refused = env.run(RUN).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
+}
+
+#[tokio::test]
+async fn servers_of_a_directory_are_started_only_where_they_are_trusted() {
+    let script = Script::new()
+        .turn(command("true"))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    // It notes each start.
+    let tickets = format!("echo >> \"$STARTS\"\n{SERVER}");
+    env.write("project/server.sh", &tickets);
+    let program = env.path("project/server.sh").display().to_string();
+    let starts = env.path("starts").display().to_string();
+    let servers = json!({"mcpServers": {"tickets": {
+        "command": "bash", "args": [program], "env": {"STARTS": starts}, "where": "host",
+    }}});
+    env.write("project/mcp.json", servers.to_string());
+    let has_tools = || {
+        let tools = server.requests().last().unwrap().body()["tools"].to_string();
+        tools.contains("tickets__reveal")
+    };
+    let count_starts = || std::fs::read(&starts).unwrap_or_default().len();
+    let run = ["run", "Hello", "-q", "--workdir", "project"];
+
+    let exited = env.run(run).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let ignored = "cantle: ignored mcp.json, because this directory is not trusted. Read it";
+    assert!(exited.stderr.contains(ignored), "{exited:?}");
+    assert_eq!((has_tools(), count_starts()), (false, 0));
+
+    let exited = env.run(["trust", "project"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let shown =
+        format!("The tools of the MCP server `tickets` (host) are offered there: bash {program}\n");
+    assert!(exited.stdout.contains(&shown), "{exited:?}");
+    assert!(
+        exited.stdout.contains("\n  server.sh  sha256 "),
+        "{exited:?}"
+    );
+    let exited = env.run(run.iter().chain(&["--max-turns", "1"])).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert!(
+        exited.stderr.contains("mcp.json adds the tools of tickets"),
+        "{exited:?}"
+    );
+    assert_eq!((has_tools(), count_starts()), (true, 1));
+
+    // Another program in the place of the trusted one is not started, for a run that had its tools neither.
+    env.write("project/server.sh", format!("{tickets}# changed"));
+    let resume = ["run", "--resume", "last", "-q", "--max-turns", "9"];
+    let exited = env.run(resume).await;
+    assert_eq!(exited.code, Some(2), "{exited:?}");
+    assert!(
+        exited.stderr.contains("server.sh is not as it was trusted"),
+        "{exited:?}"
+    );
+    assert!(
+        env.run(run)
+            .await
+            .stderr
+            .contains("because server.sh is not")
+    );
+    assert_eq!((has_tools(), count_starts()), (false, 1));
+    env.run(run.iter().chain(&["--trust-directory"])).await;
+    assert_eq!((has_tools(), count_starts()), (true, 2));
+    env.write("project/server.sh", &tickets);
+    let exited = env.run(["run", "--continue", "last", "More", "-q"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!((has_tools(), count_starts()), (true, 3));
+}
+
+#[tokio::test]
+async fn profiles_of_a_directory_count_only_where_it_is_trusted() {
+    let env = TestEnv::new();
+    let user = "max_turns = 9\n[profile.own]\nmax_turns = 8\n";
+    env.write(".config/cantle/cantle.toml", user);
+    let file = "rpm = 5\n[profile.own]\nmax_turns = 1\n[profile.deep]\nrpm = 7\nsystem_prompt = '@deep.md'\n";
+    env.write("cantle.toml", file);
+    env.write("deep.md", "Think.");
+    let config = async |profile: &str| {
+        let exited = env.run(["config", "--json", "--profile", profile]).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let config = serde_json::from_str::<Value>(&exited.stdout).unwrap();
+        ["max_turns", "rpm", "system_prompt"].map(|name| config["settings"][name]["value"].clone())
+    };
+    assert_eq!(config("own").await, [json!(8), Value::Null, Value::Null]);
+    let refused = env.run(["config", "--profile", "deep"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let ignored =
+        "in this directory: rpm, profile.deep, profile.own, because this directory is not trusted";
+    assert!(refused.stderr.contains(ignored), "{refused:?}");
+    let shown = trust(&env).await.stdout;
+    let settings = "These settings count there with --profile deep:\n  rpm = 7\n  system_prompt = \"Think.\"\n";
+    assert!(shown.contains(settings), "{shown}");
+    assert_eq!(config("deep").await, [json!(9), json!(7), json!("Think.")]);
+    assert_eq!(config("own").await, [json!(8), json!(5), Value::Null]);
+    env.write("deep.md", "Do not.");
+    assert_eq!(env.run(["config", "--profile", "deep"]).await.code, Some(2));
 }

@@ -10,7 +10,8 @@ use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{DEADLINE, Exited, TestEnv, send, wait_for_exit};
+use crate::serve::serve;
+use crate::support::{DEADLINE, Exited, TestEnv, peer, send, wait_for_exit};
 use crate::{command, finish};
 
 /// Every kind of change.
@@ -562,4 +563,73 @@ async fn at_terminal(
         stdin.write_all(answer.as_bytes()).await.unwrap();
     }
     Some((shown, wait_for_exit(child).await))
+}
+
+/// Works on the directory in a sandbox of another backend: copies it, shows the diff, applies and reverts the changes of
+/// a finished run, and those of one that has not finished, whose sandbox is found again.
+async fn works_on_every_backend(env: &TestEnv, backend: &str) {
+    let flags = ["--backend", backend, "--best-effort"];
+    let exited = work(env, &[&flags[..], &["--apply", "--diff", "patch"]].concat()).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let patch = env.read("patch");
+    for part in [
+        "-helo\n+hello\n",
+        "rename from old.txt\n",
+        "old mode 100755\n",
+        "+new\n",
+    ] {
+        assert!(patch.contains(part), "{patch}");
+    }
+    assert_changed(env);
+    let reverted = apply(env, &["--revert"]).await;
+    assert_eq!(reverted.code, Some(0), "{reverted:?}");
+    assert_original(env);
+
+    let exited = work(env, &[&flags[..], &["--max-turns", "1"]].concat()).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert_original(env);
+    let applied = apply(env, &[]).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    assert_changed(env);
+    assert_eq!(apply(env, &["--revert"]).await.code, Some(0));
+    let exported = env.run(["runs", "export", "last", "copy"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read("copy/src/main.txt"), "first\nhello\nlast\n");
+    let removed = env.run(["runs", "rm", "last"]).await;
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+}
+
+#[tokio::test]
+async fn changes_in_a_container_are_applied() {
+    let names = ["CANTLE_TEST_DOCKER_HOST", "CANTLE_TEST_DOCKER_IMAGE"];
+    let Some([host, image]) = peer("docker", names) else {
+        return;
+    };
+    let (_server, env) = on_repository(CHANGES).await;
+    let env = env.set("DOCKER_HOST", host);
+    works_on_every_backend(&env, &format!("docker:{image}")).await;
+}
+
+#[tokio::test]
+async fn changes_in_a_remote_sandbox_are_applied() {
+    let (_model, env) = on_repository(CHANGES).await;
+    let host = TestEnv::new();
+    let (_server, client) = serve(&host, "local").await;
+    let env = env.with_variables_of(&client);
+    works_on_every_backend(&env, "remote").await;
+}
+
+#[tokio::test]
+async fn changed_files_of_a_finished_run_are_exported() {
+    let (_server, env) = on_repository(CHANGES).await;
+    assert_eq!(work(&env, &[]).await.code, Some(0));
+    let exported = env.run(["runs", "export", "last", "copy"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert!(
+        exported
+            .stdout
+            .contains("is gone; copied 5 files that the run"),
+        "{exported:?}"
+    );
+    assert_eq!(env.read("copy/src/main.txt"), "first\nhello\nlast\n");
 }

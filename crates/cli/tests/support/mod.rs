@@ -88,6 +88,12 @@ impl TestEnv {
         self
     }
 
+    /// Sets the variables of another environment, too.
+    pub(crate) fn with_variables_of(mut self, other: &Self) -> Self {
+        self.variables.extend_from_slice(&other.variables);
+        self
+    }
+
     /// Sets the model and the server of runs.
     pub(crate) fn with_server(self, url: &str) -> Self {
         self.set("CANTLE_BASE_URL", url)

@@ -4,7 +4,7 @@
 const FOLDED_LINES = 40;
 const CHUNK = 150;
 const byId = (id) => document.getElementById(id);
-const state = { entries: [], filter: "all", query: "", current: -1, rendered: 0 };
+const state = { entries: [], filter: "all", query: "", current: -1, rendered: 0, unfolds: false };
 
 // Control sequences of terminals are left out; other invisible characters are shown as their codes.
 const SEQUENCES = /\u001b\[[0-?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)/g;
@@ -106,12 +106,11 @@ function values(args) {
 // ---- entries ----------------------------------------------------------------------------------
 
 // Returns the entries of the timeline: { kind, failed, depth, text, row(), body() }, in order.
-function entries({ events, images }) {
-  const list = [], open = new Map(), agents = new Map();
+function entries({ events }) {
+  const list = [], agents = new Map();
   for (const event of events) {
     const { run, depth } = event;
     const agent = depth ? agents.get(run) || "" : "";
-    const key = run + " " + event.call_id;
     const add = (entry) => { list.push({ depth, agent, failed: false, ...entry }); return list.at(-1); };
     const note = (name, text, failed = false) => add({ kind: "note", name, gist: text, failed, text: name + " " + text });
     switch (event.event) {
@@ -127,19 +126,17 @@ function entries({ events, images }) {
         add({ kind: "model", name: "Turn " + event.turn, facts, text: event.text, prose: event.text });
         break;
       }
-      case "tool_started":
-        open.set(key, add({ kind: "call", name: event.tool, args: event.arguments, images: [], text: event.tool + " " + JSON.stringify(event.arguments) }));
-        break;
-      case "tool_finished": {
-        const entry = open.get(key) || add({ kind: "call", name: event.tool, args: event.arguments ?? {}, text: event.tool + " " + JSON.stringify(event.arguments ?? {}) });
-        open.delete(key);
+      case "tool_call": {
+        const args = event.arguments ?? {};
+        const entry = add({ kind: "call", name: event.tool, args, images: event.images || [], text: event.tool + " " + JSON.stringify(args) });
+        if (event.result === undefined) break;
         const shell = command(event.result);
-        const end = event.arguments !== undefined && event.arguments !== null ? "not run"
+        const end = !event.has_run ? "not run"
           : shell ? (shell.code !== undefined ? "exit " + visible(shell.code) : visible(shell.error || "failed"))
           : event.success ? "done" : "failed";
         Object.assign(entry, {
           failed: !event.success || Boolean(shell && shell.code !== undefined && shell.code !== "0"),
-          facts: [end, seconds(event.duration_s)], result: event.result, shell, images: images[key] || [],
+          facts: [end, seconds(event.duration_s)], result: event.result, shell,
           text: entry.text + " " + event.result,
         });
         break;
@@ -216,10 +213,14 @@ function render(entry) {
 // Adds entries in pieces, so that the page can be used while a long run is added.
 function renderMore() {
   const next = state.entries.slice(state.rendered, state.rendered + CHUNK);
-  if (!next.length) return;
+  if (!next.length) {
+    // For printing: report.html#open
+    if (state.unfolds) for (const node of document.querySelectorAll("details")) node.open = true;
+    return;
+  }
   byId("list").append(...next.map(render));
   state.rendered += next.length;
-  if (state.rendered < state.entries.length) setTimeout(renderMore);
+  setTimeout(renderMore);
 }
 
 function change({ path, added, removed, patch }) {
@@ -340,7 +341,9 @@ async function main() {
   for (const patch of data.changes) byId("changes").append(change(patch));
   byId("changes").hidden = !data.changes.length;
   // A search can be part of the address: report.html#search=error
-  const asked = new URLSearchParams(location.hash.slice(1)).get("search");
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const asked = parameters.get("search");
+  state.unfolds = parameters.has("open");
   if (asked) byId("search").value = asked;
   listen();
   renderMore();
