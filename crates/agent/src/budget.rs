@@ -9,7 +9,8 @@ use std::time::Duration;
 use cantle_core::ledger::{Ledger, ModelCall};
 use tokio::time::Instant;
 
-use crate::rules::{BudgetState, Resource, Spending};
+use crate::resource::Resource;
+use crate::rules::{BudgetState, Spending};
 
 /// Spent part of a budget from which on the model is warned.
 const WARNING_THRESHOLD: f64 = 0.8;

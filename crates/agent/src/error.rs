@@ -9,7 +9,7 @@ use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::tool::ProviderError;
 
-use crate::rules::Resource;
+use crate::resource::Resource;
 
 /// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

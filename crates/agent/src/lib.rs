@@ -41,6 +41,7 @@ mod inputs;
 mod journal;
 mod progress;
 mod prompt;
+mod resource;
 mod rules;
 mod run;
 mod scope;
@@ -63,7 +64,7 @@ pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionE
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::inputs::{IgnoreRules, InputEntries, InputOptions};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
-pub use self::rules::Resource;
+pub use self::resource::Resource;
 pub use self::rules::TextAnswers;
 pub use self::run::{FinishError, Outcome, Run, RunControl};
 pub use self::session::{ResumeOptions, Session, SessionOptions};

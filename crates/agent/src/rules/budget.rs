@@ -5,21 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{RunError, RunErrorKind};
-
-/// A resource that a [`Budget`](crate::Budget) limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Resource {
-    /// Input and output tokens.
-    Tokens,
-    /// Cost in US dollars.
-    CostUsd,
-    /// Time in seconds.
-    TimeS,
-    /// Tool calls.
-    ToolCalls,
-}
+use crate::resource::Resource;
 
 /// The use of one budget, in the resource's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

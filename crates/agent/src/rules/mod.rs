@@ -25,7 +25,6 @@ mod tests;
 
 pub(crate) use self::action::{Action, RunEnd, SummaryAttempt};
 pub(crate) use self::budget::BudgetState;
-pub use self::budget::Resource;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};
 pub(crate) use self::machine::Machine;

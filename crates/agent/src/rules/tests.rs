@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::error::RunErrorKind;
+use crate::resource::Resource;
 
 /// The message after an answer in text.
 const TEXT_REMINDER: &str = "You replied without a tool call. If you are done, call `finish` or `give_up` with your answer; \

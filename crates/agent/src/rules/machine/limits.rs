@@ -3,7 +3,8 @@
 use cantle_core::message::UserKind;
 
 use super::Machine;
-use crate::rules::budget::{BudgetPhase, BudgetState, Resource, budget_error};
+use crate::resource::Resource;
+use crate::rules::budget::{BudgetPhase, BudgetState, budget_error};
 
 impl Machine {
     pub(super) fn budget_exhausted(&mut self, state: BudgetState) {
