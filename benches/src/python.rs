@@ -177,7 +177,7 @@ async fn artifacts() -> Result<f64> {
     let plain = Interpreter::new(LocalBackend::new());
     let session = plain.open().await?;
     let collecting = plain
-        .artifacts(ArtifactLimits::default())
+        .artifacts(ArtifactLimits::default(), ())
         .attach(Arc::clone(session.sandbox()));
     let fill = "import os\nfor d in range(100):\n  os.mkdir(str(d))\n  for f in range(100): open(f'{d}/{f}', 'w').close()";
     completed(session.execute("main", fill).await?)?;

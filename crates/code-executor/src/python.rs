@@ -1,17 +1,19 @@
 //! `run_python`: code in the session's sandbox, and the files that it makes.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ByteRange, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, Walk,
+    ArtifactLimits, ArtifactSink, ByteStream, ExitStatus, Sandbox, SandboxError, SandboxErrorKind,
+    SandboxExt as _, SandboxPath, Walk,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{Files, NewFile};
 use cantle_python::one_shot;
 use serde_json::{Value, json};
 
-use crate::failed;
 use crate::output::{time_limit, truncated};
 
 const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save files to /tmp/, e.g. \
@@ -127,71 +129,71 @@ async fn store(
     cx: &ToolContext,
 ) -> Result<(Vec<Value>, Vec<String>), ToolError> {
     let owner = cx.require_principal()?.id().as_str();
-    let after = Listing::of(sandbox).await?;
+    let mut after = Listing::of(sandbox).await?;
     let (mut stored, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for ((directory, after), (_, before)) in after.0.iter().zip(&before.0) {
-        if after.is_truncated || before.is_truncated {
+    for ((directory, after), (_, before)) in after.0.iter_mut().zip(&before.0) {
+        after.entries.retain(|path, entry| {
+            // The working directory may be below /tmp.
+            let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
+            is_first && !path.components().any(|name| name.starts_with(b"."))
+        });
+        // The store has its own limits of sizes.
+        let limits = ArtifactLimits::default().with_total_bytes(u64::MAX);
+        let limits = limits.with_files(MAX_FILES.saturating_sub(stored.len()));
+        let sink = GeneratedFiles {
+            files: files.clone(),
+            owner: owner.to_owned(),
+            run: cx.run.to_string(),
+            directory: directory.clone(),
+            stored: Mutex::new(stored),
+        };
+        if before.is_truncated || after.is_truncated {
             let limit = MAX_WALKED;
             warnings.push(format!(
                 "{directory} has more than {limit} entries; the rest was not searched"
             ));
         }
-        for (path, entry) in after.changed_since(before) {
-            // A file that the incomplete listing before left out may be an old one.
-            if before.is_truncated && !before.entries.contains_key(path) {
-                continue;
-            }
-            // The working directory may be below /tmp.
-            let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
-            if !is_first || path.components().any(|name| name.starts_with(b".")) {
-                continue;
-            }
-            let refusal = match entry.kind {
-                FileKind::File if stored.len() < MAX_FILES => None,
-                FileKind::File => Some(format!("more than {MAX_FILES} files")),
-                _ => Some("no regular file".to_owned()),
-            };
-            let outcome = match refusal {
-                Some(reason) => Err(reason),
-                None => put(files, sandbox, directory, path, owner, cx).await,
-            };
-            match outcome {
-                Ok(file) => stored.push(file),
-                Err(reason) if warnings.len() < MAX_WARNINGS => {
-                    warnings.push(format!("{path} was not stored: {reason}"));
-                }
-                Err(_) => {}
-            }
-        }
+        let artifacts = sandbox.artifacts(directory, before, after, limits, &sink);
+        let (place, refused) = (directory.to_string(), artifacts.await?.refused);
+        let refused = refused.iter().filter(|it| it.source != place);
+        warnings.extend(refused.map(|it| format!("{} was not stored: {}", it.source, it.reason)));
+        let inner = sink.stored.into_inner();
+        stored = inner.unwrap_or_else(PoisonError::into_inner);
     }
+    warnings.truncate(MAX_WARNINGS);
     Ok((stored, warnings))
 }
 
-async fn put(
-    files: &Files,
-    sandbox: &dyn Sandbox,
-    directory: &SandboxPath,
-    path: &SandboxPath,
-    owner: &str,
-    cx: &ToolContext,
-) -> Result<Value, String> {
-    let full = directory
-        .join(path.relative_bytes())
-        .map_err(|error| error.to_string())?;
-    let content = sandbox.read(&full, ByteRange::all()).await;
-    let content = content.map_err(|error| error.to_string())?;
-    let new = NewFile::named(path.to_string())
-        .with_group("generated")
-        .with_run(cx.run.to_string())
-        .with_fact("path", full.to_string());
-    let record = files
-        .put(owner, new, content)
-        .await
-        .map_err(|error| error.to_string())?;
-    // The file is stored: without an address it is still found by its id.
-    let url = files.url(&record).await.map_err(failed).ok().flatten();
-    Ok(json!({
-        "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
-        "mime_type": record.mime_type, "minio_key": record.key, "sha256": record.sha256,
-    }))
+/// The sink of the files that code made in one directory.
+#[derive(Debug)]
+struct GeneratedFiles {
+    files: Files,
+    owner: String,
+    run: String,
+    directory: SandboxPath,
+    /// What the model is told of them.
+    stored: Mutex<Vec<Value>>,
+}
+
+#[async_trait]
+impl ArtifactSink for GeneratedFiles {
+    async fn store(&self, path: &SandboxPath, content: ByteStream) -> Result<(), SandboxError> {
+        let full = self.directory.join(path.relative_bytes())?;
+        let new = NewFile::named(path.to_string())
+            .with_group("generated")
+            .with_run(&*self.run)
+            .with_fact("path", full.to_string());
+        let record = self.files.put(&self.owner, new, content).await;
+        let record = record.map_err(|error| {
+            SandboxError::new(SandboxErrorKind::Io, error.to_string()).with_source(error)
+        })?;
+        // The file is stored: without an address it is still found by its id.
+        let url = self.files.url(&record).await.ok().flatten();
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.push(json!({
+            "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
+            "mime_type": record.mime_type, "minio_key": record.key, "sha256": record.sha256,
+        }));
+        Ok(())
+    }
 }

@@ -12,8 +12,9 @@ use cantle_core::code::{CodeError, CodeObserver, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ArtifactLimits, Backend, Channel, ExitStatus, RenderLimits, Sandbox, SandboxContext,
-    SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Spill, Stdin, Walk,
+    ArtifactLimits, ArtifactSink, Backend, Channel, ExitStatus, RenderLimits, Sandbox,
+    SandboxContext, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
+    Spill, Stdin, Walk,
 };
 use cantle_core::tool::Requirements;
 use tokio::sync::{Mutex, OnceCell};
@@ -62,7 +63,7 @@ pub struct Interpreter {
     pub(crate) python: Option<String>,
     pub(crate) allowed_imports: Option<Arc<[String]>>,
     pub(crate) timeout: Duration,
-    pub(crate) artifacts: Option<ArtifactLimits>,
+    pub(crate) artifacts: Option<(ArtifactLimits, Arc<dyn ArtifactSink>)>,
     pub(crate) figures: bool,
     pub(crate) packages: Option<PackageSet>,
     missing_module_advice: Option<Arc<str>>,
@@ -126,9 +127,10 @@ impl Interpreter {
         self
     }
 
-    /// Collects the files of the working directory that changed during a call.
-    pub fn artifacts(mut self, limits: ArtifactLimits) -> Self {
-        self.artifacts = Some(limits);
+    /// Collects the files of the working directory that changed during a call, and copies them into `sink`; `()`
+    /// only describes them.
+    pub fn artifacts(mut self, limits: ArtifactLimits, sink: impl ArtifactSink + 'static) -> Self {
+        self.artifacts = Some((limits, Arc::new(sink)));
         self
     }
 
@@ -522,10 +524,12 @@ impl PythonSession {
         mut execution: Execution,
         before: Option<Arc<Walk>>,
     ) -> Result<Execution, SandboxError> {
-        if let (Some(before), Some(limits)) = (before, self.settings.artifacts) {
+        if let (Some(before), Some((limits, sink))) = (before, &self.settings.artifacts) {
             let root = SandboxPath::working_directory();
             let after = Arc::new(self.walk().await?);
-            let artifacts = self.sandbox.artifacts(&root, &before, &after, limits);
+            let artifacts = self
+                .sandbox
+                .artifacts(&root, &before, &after, *limits, &**sink);
             execution.artifacts = artifacts.await?;
             *self.latest_walk.lock().await = Some(after);
         }

@@ -54,11 +54,11 @@ with open('/tmp/holes', 'w') as f: f.truncate(5 << 30)";
     assert_eq!(
         warnings,
         [
-            "link was not stored: no regular file",
+            "link was not stored: it is a link, which is not followed",
             "holes was not stored: the file is larger than the limit of 1048576 bytes",
-            "pipe was not stored: no regular file",
-            "root was not stored: no regular file",
-            "socket was not stored: no regular file",
+            "pipe was not stored: it is not a regular file",
+            "root was not stored: it is a link, which is not followed",
+            "socket was not stored: it is not a regular file",
         ]
     );
     user.close().await;

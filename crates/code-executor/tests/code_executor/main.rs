@@ -199,7 +199,7 @@ async fn links_are_not_stored_and_reported() {
     assert_eq!(names(&result), [""; 0]);
     assert_eq!(
         result["warnings"],
-        json!(["leak.txt was not stored: no regular file"])
+        json!(["leak.txt was not stored: it is a link, which is not followed"])
     );
     user.close().await;
 }

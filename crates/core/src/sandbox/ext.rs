@@ -1,6 +1,7 @@
 //! Convenience methods on top of the [`Sandbox`] trait.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -8,16 +9,16 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use indexmap::IndexSet;
 
-use super::host::{HostEntry, HostThread, HostTree, write_temporary};
+use super::artifacts::{self, ArtifactLimits, ArtifactSink, Artifacts, Room, copy_into};
+use super::host::{HostEntry, HostThread, HostTree, TemporaryFile, write_temporary};
 use super::matching::{self, MatchedFiles};
 use super::output::Capture;
-use super::reserved::reserved_name;
+use super::reserved::check_reserved;
 use super::staging::{StagedFile, Staging};
-use super::walk::{self, ArtifactLimits, Artifacts, Walk};
 use super::{
-    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions, RefusedFile,
-    Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
-    UploadedFile, UploadedFiles, WriteOptions,
+    ByteRange, ByteStream, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions,
+    RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs,
+    SpawnRequest, UploadedFile, UploadedFiles, Walk, WriteOptions,
 };
 
 /// Bytes of each channel that [`SandboxExt::run`] keeps: enough for 20,000 characters of UTF-8.
@@ -298,9 +299,9 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         Ok(matched)
     }
 
-    /// Describes the files of `directory` that were created or changed between two walks of it.
+    /// Describes the files of `directory` that were created or changed between two walks of it, and copies them into `sink`.
     ///
-    /// Each changed file is read once, for its digest. The walks do not show which process changed a file:
+    /// Each changed file is read once, for its digest, too. The walks do not show which process changed a file:
     /// overlapping calls may both report a file.
     ///
     /// # Errors
@@ -311,8 +312,9 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         before: &Walk,
         after: &Walk,
         limits: ArtifactLimits,
+        sink: &dyn ArtifactSink,
     ) -> Result<Artifacts, SandboxError> {
-        walk::artifacts(self, directory, (before, after), limits).await
+        artifacts::artifacts(self, directory, (before, after), limits, sink).await
     }
 
     /// Copies output files into another sandbox, at the same paths below its working directory.
@@ -365,6 +367,25 @@ fn unique(paths: &[String]) -> IndexSet<&String> {
     paths.iter().collect()
 }
 
+/// The sink of one output file, which is not put in place yet.
+#[derive(Debug)]
+struct StagingSink<'s> {
+    host: &'s HostThread,
+    staging: &'s Staging,
+    mode: Option<u32>,
+    file: Mutex<Option<TemporaryFile>>,
+}
+
+#[async_trait]
+impl ArtifactSink for StagingSink<'_> {
+    async fn store(&self, _: &SandboxPath, content: ByteStream) -> Result<(), SandboxError> {
+        let directory = self.staging.directory.clone();
+        let file = write_temporary(self.host, directory, self.mode, content).await?;
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Ok(())
+    }
+}
+
 /// Copies one output file into the staging directory.
 async fn stage<S: Sandbox + ?Sized>(
     sandbox: &S,
@@ -375,35 +396,38 @@ async fn stage<S: Sandbox + ?Sized>(
 ) -> Result<StagedFile, SandboxError> {
     let path = output_path(source, &sandbox.info().working_directory)?;
     let info = sandbox.stat(&path).await?;
-    let limit = max_bytes.min(staging.free_bytes);
-    let too_large = move |size_bytes: u64| {
-        let message = match limit == max_bytes {
-            true => format!("it has {size_bytes} bytes, and {limit} are allowed"),
-            false => format!("it has {size_bytes} bytes, and the disk has {limit} free"),
-        };
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    let room = match max_bytes <= staging.free_bytes {
+        true => Room {
+            bytes: max_bytes,
+            words: "allowed",
+        },
+        false => Room {
+            bytes: staging.free_bytes,
+            words: "free on the disk",
+        },
     };
-    if info.kind == FileKind::File && info.size_bytes > limit {
-        return Err(too_large(info.size_bytes));
+    // A link does not tell the size of its target.
+    if info.kind == FileKind::File {
+        room.check(info.size_bytes)?;
     }
-    let mode = file_mode(&info);
-    // A file can grow meanwhile, and a link does not tell the size of its target.
-    let data = sandbox
-        .read(&path, ByteRange::new(0, limit.saturating_add(1)))
-        .await?;
-    let mut read_bytes = 0;
-    let data = data.map(move |piece| {
-        let piece = piece?;
-        read_bytes += piece.len() as u64;
-        match read_bytes > limit {
-            true => Err(too_large(read_bytes)),
-            false => Ok(piece),
-        }
-    });
+    let sink = StagingSink {
+        host,
+        staging,
+        mode: file_mode(&info),
+        file: Mutex::default(),
+    };
+    let artifact = copy_into(sandbox, &path, &path, room, &sink).await?;
+    let file = sink
+        .file
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    let file =
+        file.ok_or_else(|| SandboxError::new(SandboxErrorKind::Io, "the copy is missing"))?;
     Ok(StagedFile {
         source: source.to_owned(),
         relative: PathBuf::from(path.to_string()),
-        file: write_temporary(host, staging.directory.clone(), mode, Box::pin(data)).await?,
+        file,
+        sha256: artifact.sha256,
     })
 }
 
@@ -426,10 +450,6 @@ fn output_path(source: &str, working_directory: &SandboxPath) -> Result<SandboxP
     if path.is_base() {
         return Err(refuse("the path names a directory, not a file"));
     }
-    let relative = path.to_string();
-    if let Some(name) = reserved_name(&relative) {
-        let message = format!("`{name}` is reserved: programs on the host read such files");
-        return Err(refuse(&message));
-    }
+    check_reserved(&path)?;
     Ok(path)
 }

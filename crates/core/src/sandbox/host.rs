@@ -26,7 +26,7 @@ const PIECE_BYTES: u64 = 256 * 1024;
 const BLOCK_BYTES: usize = 64 * 1024;
 
 /// A thread that runs the blocking file operations of one transfer. It ends when this is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct HostThread(mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
 impl HostThread {
@@ -294,11 +294,11 @@ fn mode_of(_: &fs::Metadata) -> u32 {
 }
 
 /// A file under a unique name, removed when dropped before [`rename`](Self::rename).
+#[derive(Debug)]
 pub(super) struct TemporaryFile {
     file: File,
     path: PathBuf,
     size_bytes: u64,
-    digest: Sha256,
     is_renamed: bool,
 }
 
@@ -312,7 +312,6 @@ impl TemporaryFile {
                 .open(&path)?,
             path,
             size_bytes: 0,
-            digest: Sha256::new(),
             is_renamed: false,
         })
     }
@@ -326,7 +325,6 @@ impl TemporaryFile {
                 self.file.write_all(block)?;
             }
         }
-        self.digest.update(piece);
         self.size_bytes += piece.len() as u64;
         Ok(())
     }
@@ -342,11 +340,6 @@ impl TemporaryFile {
         #[cfg(not(unix))]
         let _ = mode;
         self.file.sync_all()
-    }
-
-    /// Returns the SHA-256 of the content, in hexadecimal.
-    pub(super) fn sha256(&self) -> String {
-        format!("{:x}", self.digest.clone().finalize())
     }
 
     /// Moves the file to its final name, replacing a file or link, and returns its size.

@@ -11,6 +11,7 @@
 //! There is no async drop: `close().await` cleans up and reports errors; dropping kills the commands
 //! and removes what it can.
 
+mod artifacts;
 mod boundary;
 mod change;
 mod connection;
@@ -44,6 +45,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 
+pub use self::artifacts::{
+    Artifact, ArtifactLimits, ArtifactSink, Artifacts, DirectorySink, MemorySink, media_type,
+};
 pub use self::change::ChangeNotice;
 pub use self::connection::{Connection, Connections, MAX_CONNECTIONS};
 pub use self::decoder::Utf8Decoder;
@@ -67,10 +71,7 @@ pub use self::signal::Signal;
 pub use self::transfer::{
     OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,
 };
-pub use self::walk::{
-    Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkBuilder, WalkEntry, media_type,
-    walk_by_command,
-};
+pub use self::walk::{FileStamp, Walk, WalkBuilder, WalkEntry, walk_by_command};
 use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::principal::Principal;

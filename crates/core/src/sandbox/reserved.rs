@@ -1,5 +1,7 @@
 //! Names of files that programs on the host read without being asked.
 
+use super::{SandboxError, SandboxPath};
+
 /// Names of files and directories that configure version control, editors, shells, CI and agents, in lower case.
 const RESERVED: &[&str] = &[
     ".git",
@@ -77,6 +79,17 @@ pub fn reserved_name(path: &str) -> Option<&str> {
             || name.ends_with(".code-workspace")
             || RESERVED.contains(&&*name)
     })
+}
+
+/// Returns the text of a path, unless it has a reserved name.
+pub(super) fn check_reserved(path: &SandboxPath) -> Result<String, SandboxError> {
+    let text = path.to_string();
+    match reserved_name(&text) {
+        Some(name) => Err(SandboxError::invalid_input(format!(
+            "`{name}` is reserved: programs on the host read such files"
+        ))),
+        None => Ok(text),
+    }
 }
 
 #[cfg(test)]

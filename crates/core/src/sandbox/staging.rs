@@ -21,6 +21,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// A directory inside the output directory, so that putting a copy in place is a rename. Removed
 /// when dropped, or by a later one if this process is killed.
+#[derive(Debug)]
 pub(super) struct Staging {
     output_directory: PathBuf,
     pub(super) directory: PathBuf,
@@ -36,6 +37,8 @@ pub(super) struct StagedFile {
     /// Its path below the output directory.
     pub(super) relative: PathBuf,
     pub(super) file: TemporaryFile,
+    /// The SHA-256 of its content in hexadecimal.
+    pub(super) sha256: String,
 }
 
 impl Staging {
@@ -65,6 +68,10 @@ impl Staging {
             create().map_err(|error| SandboxError::io(doing, error))
         })
         .await
+    }
+
+    pub(super) fn output_directory(&self) -> &Path {
+        &self.output_directory
     }
 
     /// Moves the copies to their final names.
@@ -101,11 +108,11 @@ impl Drop for Staging {
 
 /// The files that were put in place, by identity: on a file system that ignores case, or through a
 /// link, two names can be one file.
-#[derive(Default)]
-struct PlacedFiles(HashMap<FileIdentity, String>);
+#[derive(Debug, Default)]
+pub(super) struct PlacedFiles(HashMap<FileIdentity, String>);
 
 impl PlacedFiles {
-    fn place(
+    pub(super) fn place(
         &mut self,
         output_directory: &Path,
         staged: StagedFile,
@@ -115,17 +122,19 @@ impl PlacedFiles {
             source,
             relative,
             file,
+            sha256,
         } = staged;
         let mut path = output_directory.to_owned();
         for component in relative.parent().into_iter().flat_map(Path::components) {
             path = numbered(path.join(component), create_directory)?;
         }
         path.push(relative.file_name().unwrap_or_default());
-        if let Some(other) = identity(&path).and_then(|identity| self.0.get(&identity)) {
+        if let Some(other) = identity(&path).and_then(|identity| self.0.get(&identity))
+            && *other != source
+        {
             let message = format!("it would replace `{other}`, another output of this run");
             return Err(io::Error::other(message));
         }
-        let sha256 = file.sha256();
         let replaces = || -> io::Result<bool> {
             if options.overwrite {
                 return Ok(true);

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use futures_util::StreamExt as _;
-use sha2::{Digest as _, Sha256};
 
 use super::{
-    ByteRange, Channel, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind,
-    SandboxPath, SpawnRequest,
+    Channel, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxPath,
+    SpawnRequest,
 };
 
 /// Length that the path of an entry must not reach (`PATH_MAX`): no file operation would accept it.
@@ -21,9 +20,7 @@ const MAX_RECORD_BYTES: usize = 8 * 1024;
 /// Maximum length of the listing command's messages, which name what it could not read.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 /// Maximum number of files that are refused by name; the last entry counts the rest.
-const MAX_REFUSED: usize = 100;
-/// Bytes at the start of a file that decide its media type.
-const MAGIC_BYTES: usize = 8 * 1024;
+pub(super) const MAX_REFUSED: usize = 100;
 
 /// A recursive listing of a directory.
 ///
@@ -149,80 +146,6 @@ impl WalkBuilder {
     pub fn finish(mut self) -> Walk {
         self.walk.entries = self.entries.into_iter().collect();
         self.walk
-    }
-}
-
-/// A file that was created or changed between two [walks](Walk).
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Artifact {
-    /// Its path below the directory that was walked.
-    pub path: SandboxPath,
-    /// Its size.
-    pub size_bytes: u64,
-    /// Its media type by its first bytes, or else by its name; `None` if both are unknown.
-    pub media_type: Option<String>,
-    /// The SHA-256 of its content in hexadecimal.
-    pub sha256: String,
-}
-
-/// The artifacts of a call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Artifacts {
-    /// The files that were created or changed, sorted by path.
-    pub files: Vec<Artifact>,
-    /// Changed entries that are not reported: links, special files, files beyond a limit or unreadable.
-    pub refused: Vec<RefusedFile>,
-}
-
-/// Limits of [`SandboxExt::artifacts`](super::SandboxExt::artifacts).
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ArtifactLimits {
-    /// Maximum number of files; 1000 by default.
-    pub files: usize,
-    /// Maximum size of all files together; 1 GiB by default. They are read to the end for their digest.
-    pub total_bytes: u64,
-}
-
-impl Default for ArtifactLimits {
-    fn default() -> Self {
-        Self {
-            files: 1000,
-            total_bytes: 1 << 30,
-        }
-    }
-}
-
-impl ArtifactLimits {
-    /// Sets the maximum number of files.
-    pub fn with_files(mut self, files: usize) -> Self {
-        self.files = files;
-        self
-    }
-
-    /// Sets the maximum size of all files together.
-    pub fn with_total_bytes(mut self, bytes: u64) -> Self {
-        self.total_bytes = bytes;
-        self
-    }
-}
-
-impl Artifacts {
-    fn refuse(&mut self, path: &SandboxPath, reason: impl Into<String>) {
-        match self.refused.len() {
-            0..MAX_REFUSED => {
-                let refused = RefusedFile::new(path.to_string(), reason);
-                self.refused.push(refused);
-            }
-            MAX_REFUSED => {
-                let rest = RefusedFile::new("…", "further files are not listed");
-                self.refused.push(rest);
-            }
-            _ => {}
-        }
     }
 }
 
@@ -420,120 +343,6 @@ async fn walk_by_listing<S: Sandbox + ?Sized>(
         }
     }
     Ok(walk.finish())
-}
-
-/// Describes the files that changed between two walks of `directory`.
-pub(super) async fn artifacts<S: Sandbox + ?Sized>(
-    sandbox: &S,
-    directory: &SandboxPath,
-    (before, after): (&Walk, &Walk),
-    limits: ArtifactLimits,
-) -> Result<Artifacts, SandboxError> {
-    let mut artifacts = Artifacts::default();
-    let mut room = limits.total_bytes;
-    if before.is_truncated || after.is_truncated {
-        let reason = "there are too many files to tell all that changed";
-        artifacts.refuse(directory, reason);
-    }
-    for (path, entry) in after.changed_since(before) {
-        // A file that an incomplete walk left out is no news.
-        if before.is_truncated && !before.entries.contains_key(path) {
-            continue;
-        }
-        match entry.kind {
-            FileKind::File => {}
-            FileKind::Symlink => {
-                artifacts.refuse(path, "it is a link, which is not followed");
-                continue;
-            }
-            FileKind::Directory | FileKind::Other => {
-                artifacts.refuse(path, "it is not a regular file");
-                continue;
-            }
-        }
-        if artifacts.files.len() >= limits.files {
-            artifacts.refuse(path, format!("more than {} files changed", limits.files));
-            continue;
-        }
-        match artifact(sandbox, directory, path, room).await {
-            Ok(file) => {
-                room = room.saturating_sub(file.size_bytes);
-                artifacts.files.push(file);
-            }
-            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
-            Err(error) => artifacts.refuse(path, error.to_string()),
-        }
-    }
-    Ok(artifacts)
-}
-
-async fn artifact<S: Sandbox + ?Sized>(
-    sandbox: &S,
-    directory: &SandboxPath,
-    path: &SandboxPath,
-    room: u64,
-) -> Result<Artifact, SandboxError> {
-    let whole = directory.join(path.relative_bytes())?;
-    let range = ByteRange::new(0, room.saturating_add(1));
-    let mut data = sandbox.read(&whole, range).await?;
-    let (mut digest, mut magic, mut size_bytes) = (Sha256::new(), Vec::new(), 0_u64);
-    while let Some(piece) = data.next().await {
-        let piece = piece?;
-        digest.update(&piece);
-        size_bytes += piece.len() as u64;
-        magic.extend(piece.iter().take(MAGIC_BYTES.saturating_sub(magic.len())));
-    }
-    if size_bytes > room {
-        let message =
-            format!("`{path}` has more than the {room} bytes that are left for artifacts");
-        return Err(SandboxError::invalid_input(message));
-    }
-    Ok(Artifact {
-        path: path.clone(),
-        size_bytes,
-        media_type: media_type(path, &magic).map(str::to_owned),
-        sha256: format!("{:x}", digest.finalize()),
-    })
-}
-
-/// Returns the media type of a file by its first bytes, or else by its name; `None` if both are unknown.
-pub fn media_type(path: &SandboxPath, first: &[u8]) -> Option<&'static str> {
-    let by_bytes = infer::get(first).map(|found| found.mime_type());
-    // Office documents are archives to their magic bytes.
-    by_bytes
-        .filter(|found| *found != "application/zip")
-        .or_else(|| by_name(path))
-        .or(by_bytes)
-}
-
-/// Returns the media type of files that have no magic bytes.
-fn by_name(path: &SandboxPath) -> Option<&'static str> {
-    let name = String::from_utf8_lossy(path.file_name()?).to_ascii_lowercase();
-    let (_, extension) = name.rsplit_once('.')?;
-    Some(match extension {
-        "csv" => "text/csv",
-        "css" => "text/css",
-        "html" | "htm" => "text/html",
-        "ipynb" => "application/x-ipynb+json",
-        "js" | "mjs" => "text/javascript",
-        "json" | "geojson" => "application/json",
-        "jsonl" | "ndjson" => "application/x-ndjson",
-        "md" => "text/markdown",
-        "npy" | "npz" => "application/x-numpy",
-        "parquet" => "application/vnd.apache.parquet",
-        "py" => "text/x-python",
-        "svg" => "image/svg+xml",
-        "tex" => "application/x-tex",
-        "toml" => "application/toml",
-        "tsv" => "text/tab-separated-values",
-        "txt" | "log" => "text/plain",
-        "xml" => "text/xml",
-        "yaml" | "yml" => "application/yaml",
-        "docx" => "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-        "pptx" => "application/vnd.openxmlformats-officedocument.presentationml.presentation",
-        "xlsx" => "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

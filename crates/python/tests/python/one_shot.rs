@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
-use cantle_core::sandbox::{ArtifactLimits, Backend as _, ExitStatus, SandboxContext};
+use cantle_core::sandbox::{ArtifactLimits, Backend as _, ExitStatus, MemorySink, SandboxContext};
 use cantle_python::{Execution, ExecutionOutcome};
 use cantle_testkit::lane::skip;
 
@@ -126,10 +127,15 @@ async fn a_limit_of_the_policy_ends_the_code_and_output_is_kept() {
 
 #[tokio::test]
 async fn artifacts_are_what_a_call_changed() {
-    let python = interpreter().artifacts(ArtifactLimits::default());
+    let sink = Arc::new(MemorySink::default());
+    let python = interpreter().artifacts(ArtifactLimits::default(), Arc::clone(&sink));
     let session = python.open().await.unwrap();
     let code = "open('old.txt', 'w').write('x'); import os; os.makedirs('a/b')";
     session.run(code).await.unwrap();
+    assert_eq!(
+        sink.take(),
+        [("old.txt".parse().unwrap(), "x".into())].into()
+    );
     let code = "open('a/b/t.csv', 'w').write('1,2\\n'); raise ValueError('later')";
     for one_shot in [true, false] {
         let run = match one_shot {
@@ -142,13 +148,15 @@ async fn artifacts_are_what_a_call_changed() {
             .map(|it| (it.path.to_string(), it.size_bytes, it.media_type.as_deref()))
             .collect();
         assert_eq!(files, [("a/b/t.csv".to_owned(), 4, Some("text/csv"))]);
+        let stored = [("a/b/t.csv".parse().unwrap(), "1,2\n".into())];
+        assert_eq!(sink.take(), stored.into());
     }
     session.close().await.unwrap();
 }
 
 #[tokio::test]
 async fn artifacts_are_listed_also_after_a_timeout_and_a_death() {
-    let python = interpreter().artifacts(ArtifactLimits::default());
+    let python = interpreter().artifacts(ArtifactLimits::default(), ());
     let session = python.timeout(Duration::from_secs(1)).open().await.unwrap();
     session
         .run("open('before.txt', 'w').write('x')")

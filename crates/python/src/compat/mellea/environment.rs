@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Command, ExitStatus, FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
-    SandboxPath,
+    ArtifactLimits, Command, DirectorySink, ExitStatus, FileKind, Sandbox, SandboxError,
+    SandboxExt as _, SandboxPath, Walk, WalkBuilder, WalkEntry,
 };
 use cantle_core::tool::NoProgress;
 use tempfile::TempDir;
@@ -24,8 +24,8 @@ use crate::interpreter::{Interpreter, PythonSession};
 use crate::packages::{PackageError, PackageSet, PackageSpecifier, PythonTarget};
 use crate::source::SourceFacts;
 
-/// Maximum number of files of an exported directory.
-const MAX_EXPORTED: usize = 1000;
+/// Maximum number of entries of an exported directory.
+const MAX_EXPORTED: usize = 10_000;
 
 /// Executes code on one tier.
 pub struct ExecutionEnvironment {
@@ -376,9 +376,9 @@ impl ExecutionEnvironment {
         let parent = parent.unwrap_or_else(std::env::temp_dir);
         let made = std::fs::create_dir_all(&parent).and_then(|()| private_directory(&parent));
         let Ok(directory) = made else { return };
-        for path in paths {
-            // One that is missing is left out.
-            if let Ok(artifact) = export_one(sandbox, path, directory.path()).await {
+        for (number, path) in paths.iter().enumerate() {
+            // One that is missing or too large is left out.
+            if let Ok(artifact) = export_one(sandbox, (number, path), directory.path()).await {
                 result.artifacts.push(artifact);
             }
         }
@@ -481,44 +481,50 @@ pub(super) fn forbidden_modules(facts: &SourceFacts, allowed: Option<&[String]>)
     names
 }
 
-/// Copies a file or directory of a container into a directory.
+/// Copies a file or directory of a container into a directory, within the limits of artifacts. One of several paths with
+/// the same name goes into a directory of its number.
 async fn export_one(
     sandbox: &dyn Sandbox,
-    path: &str,
+    (number, path): (usize, &str),
     directory: &Path,
 ) -> Result<MelleaArtifact, SandboxError> {
     let source = SandboxPath::new(path)?;
-    let name = String::from_utf8_lossy(source.file_name().unwrap_or_default()).into_owned();
-    let target = directory.join(name);
-    match sandbox.stat(&source).await?.kind {
-        FileKind::File => {
-            sandbox.download(&source, &target).await?;
-            MelleaArtifact::of_file(&target)
-                .ok_or_else(|| SandboxError::new(SandboxErrorKind::Io, "the exported file is gone"))
+    let info = sandbox.stat(&source).await?;
+    let name = SandboxPath::new(source.file_name().unwrap_or(b"root"))?;
+    let mut directory = directory.to_owned();
+    if directory.join(name.to_string()).exists() {
+        directory.push(number.to_string());
+    }
+    let target = directory.join(name.to_string());
+    let is_directory = info.kind == FileKind::Directory;
+    let (base, sink, files) = match source.parent().filter(|_| !is_directory) {
+        Some(parent) => {
+            let mut files = WalkBuilder::new(1);
+            files.admit();
+            files.insert(
+                name.clone(),
+                WalkEntry::new(info.kind, info.size_bytes, None),
+            );
+            (parent, DirectorySink::new(directory), files.finish())
         }
-        FileKind::Directory => {
+        None => {
             let files = sandbox.walk(&source, MAX_EXPORTED).await?;
-            for (path, entry) in &files.entries {
-                if entry.kind == FileKind::File {
-                    let relative = String::from_utf8_lossy(path.relative_bytes()).into_owned();
-                    let file = target.join(relative);
-                    if let Some(parent) = file.parent() {
-                        let made = std::fs::create_dir_all(parent);
-                        made.map_err(|error| SandboxError::io("failed to export", error))?;
-                    }
-                    let from = source.join(path.relative_bytes())?;
-                    sandbox.download(&from, &file).await?;
-                }
-            }
-            Ok(MelleaArtifact {
-                path: target,
-                size_bytes: None,
-                content_type: None,
-            })
+            // Also one that is empty.
+            let made = std::fs::create_dir_all(&target);
+            made.map_err(|error| SandboxError::io("failed to export", error))?;
+            (source, DirectorySink::new(&target), files)
         }
-        _ => Err(SandboxError::new(
-            SandboxErrorKind::NotAFile,
-            "neither a file nor a directory",
-        )),
+    };
+    let (nothing, limits) = (Walk::default(), ArtifactLimits::default());
+    let copied = sandbox.artifacts(&base, &nothing, &files, limits, &sink);
+    let copied = copied.await?;
+    let file = copied.files.into_iter().next().filter(|_| !is_directory);
+    match (file, copied.refused.into_iter().next()) {
+        (None, Some(refused)) if !is_directory => Err(SandboxError::invalid_input(refused.reason)),
+        (file, _) => Ok(MelleaArtifact {
+            path: target,
+            size_bytes: file.as_ref().map(|file| file.size_bytes),
+            content_type: file.and_then(|file| file.media_type),
+        }),
     }
 }

@@ -49,6 +49,34 @@ async fn p60_p64_code_and_export_paths() {
 }
 
 #[tokio::test]
+async fn exports_are_bounded_and_have_safe_names() {
+    let Some(mellea) = containers() else { return };
+    let python = mellea.python_tool(PythonToolOptions {
+        policy: Some(CapabilityPolicy {
+            artifact_export_paths: ["/tmp/d", "/tmp/holes", "/tmp/e/d"]
+                .map(str::to_owned)
+                .into(),
+            ..CapabilityPolicy::docker()
+        }),
+        ..on(Tier::Docker)
+    });
+    let code = "import os\nos.makedirs('/tmp/d/.git'); os.makedirs('/tmp/e'); os.symlink('/etc', '/tmp/d/etc')\n\
+                for name in ['d/.git/config', 'd/kept', 'e/d']: open('/tmp/' + name, 'w').write(name)\n\
+                for name in ['d/holes', 'holes']: open('/tmp/' + name, 'w').truncate(5 << 30)";
+    let result = python.await.unwrap().run(code).await;
+    let [directory, file] = &result.artifacts[..] else {
+        panic!("{result:?}");
+    };
+    assert_eq!((directory.size_bytes, file.size_bytes), (None, Some(3)));
+    let names = fs::read_dir(&directory.path)
+        .unwrap()
+        .map(|it| it.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["kept"]);
+    assert_eq!(fs::read_to_string(&file.path).unwrap(), "e/d");
+    assert_eq!(file.path.file_name(), directory.path.file_name());
+}
+
+#[tokio::test]
 async fn p61_to_p63_packages_in_containers() {
     let Some(mellea) = containers() else { return };
     let place = Place::new();

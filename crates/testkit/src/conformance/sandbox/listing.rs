@@ -1,6 +1,7 @@
 //! Directories: creating, listing, renaming and removing.
 
-use cantle_core::sandbox::ArtifactLimits;
+use cantle_core::sandbox::{ArtifactLimits, DirectorySink, MemorySink};
+use tempfile::TempDir;
 
 use super::prelude::*;
 
@@ -113,8 +114,10 @@ async fn artifacts_are_the_files_that_changed(bench: &Bench<'_>) -> Checked {
                   printf '\\x89PNG\\r\\n\\x1a\\n' > picture; ln -s /etc/hosts link";
     bench.stdout(&script.replace("$REWRITE", rewrite)).await?;
     let after = bench.walk(&root, 1000).await?;
-    let limits = ArtifactLimits::default();
-    let changed = bench.artifacts(&root, &before, &after, limits).await?;
+    let (limits, memory) = (ArtifactLimits::default(), MemorySink::default());
+    let changed = bench
+        .artifacts(&root, &before, &after, limits, &memory)
+        .await?;
     let found = changed.files.iter();
     let found = found.map(|it| (it.path.to_string(), it.size_bytes, it.media_type.clone()));
     let expected = [
@@ -139,10 +142,32 @@ async fn artifacts_are_the_files_that_changed(bench: &Bench<'_>) -> Checked {
         .collect();
     equal("refused", refused, vec!["art/link"])?;
 
+    let stored = memory.take();
+    let sizes = changed
+        .files
+        .iter()
+        .map(|it| (it.path.clone(), it.size_bytes));
+    let stored_sizes = stored
+        .iter()
+        .map(|(path, it)| (path.clone(), it.len() as u64));
+    equal(
+        "the stored files",
+        stored_sizes.collect::<Vec<_>>(),
+        sizes.collect::<Vec<_>>(),
+    )?;
+    let table = stored.get(&path("art/table.csv")?).map(Bytes::as_ref);
+    equal("a stored content", table, Some(&b"a,b\n1,2\n"[..]))?;
+
+    let host = TempDir::new()?;
+    let directory = DirectorySink::new(host.path().join("to"));
     let limits = limits.with_files(2).with_total_bytes(10);
-    let changed = bench.artifacts(&root, &before, &after, limits).await?;
+    let changed = bench
+        .artifacts(&root, &before, &after, limits, &directory)
+        .await?;
     let found = (changed.files.len(), changed.refused.len());
-    equal("files and refusals within limits", found, (1, 3))
+    equal("files and refusals within limits", found, (1, 3))?;
+    let picture = std::fs::read(host.path().join("to/art/picture"))?;
+    same_bytes("the file in the directory", &picture, b"\x89PNG\r\n\x1a\n")
 }
 
 async fn mkdir_creates_parents_and_is_idempotent(bench: &Bench<'_>) -> Checked {
