@@ -2,16 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     FileKind, Sandbox, SandboxErrorKind, SandboxPath, Walk, walk_by_command,
 };
+use cantle_testkit::lane::skip;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::support::{on_host, open, path, ran_as_ordinary_user, run, soon, write};
+use crate::support::{on_host, open, open_under, path, ran_as_ordinary_user, run, soon, write};
 
 /// Walks a directory in this process and by a command.
 async fn both(sandbox: &dyn Sandbox, directory: &SandboxPath, max_entries: usize) -> [Walk; 2] {
@@ -66,6 +69,48 @@ async fn a_walk_finds_what_a_command_finds() {
         let error = soon(sandbox.walk(&path(directory), 10)).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{directory}: {error}");
     }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_walk_by_busybox_finds_the_same() {
+    let Some(busybox) = std::env::var_os("CANTLE_TEST_BUSYBOX") else {
+        return skip("no CANTLE_TEST_BUSYBOX; `cargo xtask test` prepares it");
+    };
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["find", "sh", "stat"] {
+        symlink(&busybox, programs.path().join(name)).unwrap();
+    }
+    let mut policy = Policy::unconfined();
+    let search_path = programs.path().display().to_string();
+    policy
+        .environment
+        .insert("PATH".to_owned(), search_path.into());
+    let sandbox = open_under(policy).await;
+    let line = "export PATH=/usr/bin:/bin; mkdir -p 'a/b/ x' many; printf 12345 > a/b/file; mkfifo a/fifo; \
+                touch $'a/new\\nline' $'a/\\xff\\n\\n' $'a/\\n' \"a/it's\" a/-c 'a/%n'; ln -s missing a/dangling; \
+                touch -d @1.000000009 a/early; touch -d 1960-01-01T00:00:00.5Z a/old; cd many; seq 5000 | xargs touch";
+    let made = run(&*sandbox, line).await;
+    assert!(made.exit.status.success(), "{}", made.stderr.text());
+    let whole = sandbox.info().working_directory.clone();
+    for directory in [path("."), path("a"), path("a/b"), whole] {
+        let [own, command] = both(&*sandbox, &directory, 10_000).await;
+        assert_eq!(own, command, "{directory}");
+    }
+    let bounded = soon(walk_by_command(&*sandbox, &path("many"), 10)).await;
+    let bounded = bounded.unwrap();
+    assert_eq!((bounded.entries.len(), bounded.is_truncated), (10, true));
+
+    // Same size and same time of modification.
+    let before = walk_by_command(&*sandbox, &path("a"), 100).await.unwrap();
+    let line = "export PATH=/usr/bin:/bin; cd a/b; touch -r file stamp; printf 54321 > file; touch -r stamp file; rm stamp";
+    run(&*sandbox, line).await;
+    let after = walk_by_command(&*sandbox, &path("a"), 100).await.unwrap();
+    let changed: Vec<_> = after
+        .changed_since(&before)
+        .map(|(path, _)| path.to_string())
+        .collect();
+    assert_eq!(changed, ["b/file"]);
     sandbox.close().await.unwrap();
 }
 
@@ -157,7 +202,7 @@ async fn a_directory_that_becomes_a_link_is_not_followed() {
         write(&*sandbox, name, "inside").await;
     }
     let work = on_host(&*sandbox, "");
-    std::os::unix::fs::symlink(outside.path(), work.join("fake")).unwrap();
+    symlink(outside.path(), work.join("fake")).unwrap();
     let swap = move || {
         let (real, fake) = (work.join("d"), work.join("fake"));
         renameat_with(CWD, &real, CWD, &fake, RenameFlags::EXCHANGE).unwrap();

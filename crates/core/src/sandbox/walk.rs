@@ -17,6 +17,8 @@ const MAX_WALK_BYTES: usize = 64 << 20;
 const MAX_OUTPUT_BYTES: usize = 2 * MAX_WALK_BYTES;
 /// Length to which a record of the listing command is kept: a path of `PATH_MAX` and its numbers.
 const MAX_RECORD_BYTES: usize = 8 * 1024;
+/// The same for the lines of `stat` about as many files as one command line has.
+const MAX_BATCH_BYTES: usize = 16 << 20;
 /// Maximum length of the listing command's messages, which name what it could not read.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 /// Maximum number of files that are refused by name; the last entry counts the rest.
@@ -164,7 +166,7 @@ impl Walk {
     }
 }
 
-/// Walks a directory as commands see it: by one command if the sandbox has GNU `find`, and otherwise by one request
+/// Walks a directory as commands see it: by one command if the sandbox has `find`, and otherwise by one request
 /// per directory. This is [`Sandbox::walk`] of backends without a faster way.
 ///
 /// # Errors
@@ -174,18 +176,71 @@ pub async fn walk_by_command<S: Sandbox + ?Sized>(
     directory: &SandboxPath,
     max_entries: usize,
 ) -> Result<Walk, SandboxError> {
-    match walk_by_find(sandbox, directory, max_entries).await {
-        Ok(Some(walk)) => Ok(walk),
-        Err(error) if error.kind() == SandboxErrorKind::Gone => Err(error),
-        Ok(None) | Err(_) => walk_by_listing(sandbox, directory, max_entries).await,
+    for format in [RecordFormat::Find, RecordFormat::Batches(VecDeque::new())] {
+        match walk_by_find(sandbox, directory, max_entries, format).await {
+            Ok(Some(walk)) => return Ok(walk),
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
+            Ok(None) | Err(_) => {}
+        }
+    }
+    walk_by_listing(sandbox, directory, max_entries).await
+}
+
+/// Prints the lines of `stat` about some files as one record, and then their names. A file that has vanished has the line
+/// `-`. BusyBox has no other way to print names with line ends, nor fractions of seconds.
+const STAT_BATCH: &str = r#"f='%f %s %Y %Z %i %y %z'
+s=$(stat -c "$f" -- "$@" 2>/dev/null) || s=$(for n; do stat -c "$f" -- "$n" 2>/dev/null || echo -; done)
+printf '%s\0' "$s" "$@""#;
+
+/// What a listing command prints, as records that end with NUL.
+enum RecordFormat {
+    /// Each is an entry, by the `-printf` of GNU `find`.
+    Find,
+    /// By `find` and `stat` of BusyBox, [some at a time](STAT_BATCH). These are the entries whose names follow.
+    Batches(VecDeque<Option<WalkEntry>>),
+}
+
+impl RecordFormat {
+    fn action(&self) -> &'static [&'static str] {
+        match self {
+            Self::Find => &["-printf", r"%y %s %T@ %C@ %i %P\0"],
+            Self::Batches(_) => &["-exec", "sh", "-c", STAT_BATCH, "sh", "{}", "+"],
+        }
+    }
+
+    fn max_record_bytes(&self) -> usize {
+        match self {
+            Self::Batches(batch) if batch.is_empty() => MAX_BATCH_BYTES,
+            _ => MAX_RECORD_BYTES,
+        }
+    }
+
+    /// Parses a record of a walk that began at `start`. Not every record is an entry.
+    fn parse(&mut self, record: &[u8], start: &[u8]) -> Option<Option<(SandboxPath, WalkEntry)>> {
+        let Self::Batches(batch) = self else {
+            return parse_record(record).map(Some);
+        };
+        let Some(entry) = batch.pop_front() else {
+            let lines = std::str::from_utf8(record).ok()?.lines();
+            let entries = lines.map(|line| match line {
+                "-" => Some(None),
+                line => parse_stat_line(line).map(Some),
+            });
+            *batch = entries.collect::<Option<_>>()?;
+            return Some(None);
+        };
+        let name = record.strip_prefix(start)?;
+        let path = SandboxPath::working_directory().join(name).ok()?;
+        Some(entry.map(|entry| (path, entry)))
     }
 }
 
-/// Lists a directory with GNU `find`; `None` if that fails.
+/// Lists a directory with `find`; `None` if that fails.
 async fn walk_by_find<S: Sandbox + ?Sized>(
     sandbox: &S,
     directory: &SandboxPath,
     max_entries: usize,
+    mut format: RecordFormat,
 ) -> Result<Option<Walk>, SandboxError> {
     let mut start = if directory.is_absolute() { "/" } else { "./" }
         .as_bytes()
@@ -199,7 +254,12 @@ async fn walk_by_find<S: Sandbox + ?Sized>(
         return Ok(None);
     };
     let mut argv: Vec<std::ffi::OsString> = vec!["find".into(), "-P".into(), start_argument];
-    argv.extend(["-mindepth", "1", "-printf", r"%y %s %T@ %C@ %i %P\0"].map(Into::into));
+    argv.extend(
+        ["-mindepth", "1"]
+            .iter()
+            .chain(format.action())
+            .map(Into::into),
+    );
     let request = SpawnRequest::argv(argv).with_env("LC_ALL", "C");
     let mut process = sandbox.spawn(request).await?;
     let Some(mut output) = process.take_output() else {
@@ -223,18 +283,20 @@ async fn walk_by_find<S: Sandbox + ?Sized>(
         let mut rest = chunk.bytes.as_ref();
         while let Some(end) = rest.iter().position(|byte| *byte == 0) {
             let (head, tail) = rest.split_at(end);
-            append(&mut record, head, MAX_RECORD_BYTES);
-            let Some((path, entry)) = parse_record(&record) else {
+            append(&mut record, head, format.max_record_bytes());
+            let Some(found) = format.parse(&record, &start) else {
                 return Ok(None);
             };
-            if !walk.admit() {
-                return Ok(Some(walk.finish()));
-            }
-            walk.insert(path, entry);
             record.clear();
+            if let Some((path, entry)) = found {
+                if !walk.admit() {
+                    return Ok(Some(walk.finish()));
+                }
+                walk.insert(path, entry);
+            }
             rest = tail.get(1..).unwrap_or_default();
         }
-        append(&mut record, rest, MAX_RECORD_BYTES);
+        append(&mut record, rest, format.max_record_bytes());
     }
     let exit = process.wait().await?;
     let found = !walk.entries.is_empty();
@@ -278,6 +340,39 @@ fn parse_record(record: &[u8]) -> Option<(SandboxPath, WalkEntry)> {
     let stamp = FileStamp::new(modified_ns, changed_ns, text()?.parse().ok()?);
     let path = SandboxPath::working_directory().join(fields.next()?).ok()?;
     Some((path, WalkEntry::new(kind, size_bytes, Some(stamp))))
+}
+
+/// Parses `MODE SIZE MTIME CTIME INODE`, the times in whole seconds, and both times once more, as in
+/// `2026-01-31 12:00:00.012345678 +0000`, for their fractions.
+fn parse_stat_line(line: &str) -> Option<WalkEntry> {
+    let words: Vec<_> = line.split(' ').collect();
+    let [
+        mode,
+        size,
+        modified,
+        changed,
+        inode,
+        _,
+        modified_time,
+        _,
+        _,
+        changed_time,
+        _,
+    ] = words[..]
+    else {
+        return None;
+    };
+    let time = |seconds: &str, time: &str| {
+        let (_, fraction) = time.split_once('.').unwrap_or_default();
+        nanoseconds(&format!("{seconds}.{fraction}"))
+    };
+    let kind = FileKind::from_mode(u32::from_str_radix(mode, 16).ok()?);
+    let stamp = FileStamp::new(
+        time(modified, modified_time)?,
+        time(changed, changed_time)?,
+        inode.parse().ok()?,
+    );
+    Some(WalkEntry::new(kind, size.parse().ok()?, Some(stamp)))
 }
 
 /// Parses seconds with a fraction, as in `1700000000.0123456780`.
@@ -453,6 +548,34 @@ mod tests {
         ] {
             assert_eq!(parse_record(record.as_bytes()), None, "{record}");
         }
+    }
+
+    #[test]
+    fn forged_batches_are_refused() {
+        let line = "81a4 5 1700000000 -2 7 2023-11-14 22:13:20.000000009 +0000 1969-12-31 23:59:58.5 +0000";
+        let stamp = FileStamp::new(1_700_000_000_000_000_009, -1_500_000_000, 7);
+        let entry = WalkEntry::new(FileKind::File, 5, Some(stamp));
+        let mut format = RecordFormat::Batches(VecDeque::new());
+        let lines = format!("{line}\n-\n{line}");
+        assert_eq!(format.parse(lines.as_bytes(), b"./d/"), Some(None));
+        let path = SandboxPath::new("a\nb").unwrap();
+        assert_eq!(
+            format.parse(b"./d/a\nb", b"./d/"),
+            Some(Some((path, entry)))
+        );
+        assert_eq!(format.parse(b"./d/gone", b"./d/"), Some(None));
+        assert_eq!(format.parse(b"./e/a", b"./d/"), None);
+        for lines in [
+            "x",
+            "81a4 5 1 1 7",
+            &line.replace(' ', "  "),
+            &line.replace("81a4", "x"),
+        ] {
+            let mut format = RecordFormat::Batches(VecDeque::new());
+            assert_eq!(format.parse(lines.as_bytes(), b"./"), None, "{lines}");
+        }
+        let mut escaping = RecordFormat::Batches(VecDeque::from([Some(entry)]));
+        assert_eq!(escaping.parse(b"./../a", b"./"), None);
     }
 
     #[test]
