@@ -48,6 +48,85 @@ async fn variables_are_kept_in_each_context() {
     session.close().await.unwrap();
 }
 
+/// Code whose value has one format by an IPython convention, and what the result has beside its text.
+const FORMATS: [(&str, &str); 13] = [
+    ("_repr_html_", r#"{"html": "<b>é</b>"}"#),
+    ("_repr_markdown_", r##"{"markdown": "# é"}"##),
+    ("_repr_svg_", r#"{"svg": "<svg/>"}"#),
+    ("_repr_png_", r#"{"png": "iVBORw0KGgo="}"#),
+    ("_repr_jpeg_", r#"{"jpeg": "/9j/"}"#),
+    ("_repr_pdf_", r#"{"pdf": "JVBERi0="}"#),
+    ("_repr_latex_", r#"{"latex": "$x^2$"}"#),
+    ("_repr_json_", r#"{"json": {"a": [1, null, 0.5]}}"#),
+    ("_repr_javascript_", r#"{"javascript": "alert(1)"}"#),
+    // What is bytes stays text where the format is text, and text of a format that is bytes is its base64.
+    ("text as bytes", r#"{"latex": "$é$"}"#),
+    ("bytes as text", r#"{"png": "iVBORw0KGgo="}"#),
+    ("with metadata", r#"{"html": "<i>x</i>"}"#),
+    (
+        "bundle",
+        r#"{"html": "<b>x</b>", "json": [1], "jpeg": "/9j/"}"#,
+    ),
+];
+
+const FORMATS_CODE: &str = r##"
+values = {
+    "_repr_html_": "<b>é</b>", "_repr_markdown_": "# é", "_repr_svg_": "<svg/>", "_repr_png_": b"\x89PNG\r\n\x1a\n",
+    "_repr_jpeg_": b"\xff\xd8\xff", "_repr_pdf_": b"%PDF-", "_repr_latex_": "$x^2$",
+    "_repr_json_": {"a": [1, None, 0.5]}, "_repr_javascript_": "alert(1)",
+    "text as bytes": ("_repr_latex_", "$é$".encode()), "bytes as text": ("_repr_png_", "iVBORw0KGgo="),
+    "with metadata": ("_repr_html_", ("<i>x</i>", {"isolated": True})),
+    "bundle": ("_repr_mimebundle_", ({"text/html": "<b>x</b>", "application/json": [1], "image/jpeg": b"\xff\xd8\xff",
+                                      "text/plain": "ignored", "application/x-other": "ignored"}, {})),
+}
+for name, value in values.items():
+    method, value = value if type(value) is tuple else (name, value)
+    display(type("Rich", (), {method: lambda self, value=value: value, "__repr__": lambda self, name=name: name})())
+
+class DataFrame:
+    def to_dict(self, orient): return {"day": ["Mon", "Tue"], "sold": [3, 4], "orient": orient}
+    def __repr__(self): return "data"
+display(DataFrame())
+import sys, types
+sys.modules["e2b_charts"] = types.SimpleNamespace(chart_figure_to_dict=lambda figure: {"type": "bar", "elements": []})
+Figure = type("Figure", (), {
+    "__module__": "matplotlib.figure", "savefig": lambda self, file, **_: file.write(b"\x89PNG"), "__repr__": lambda self: "chart",
+})
+display(Figure())
+"##;
+
+#[tokio::test]
+async fn each_format_of_a_result_arrives() {
+    let session = session().await;
+    let execution = execute(&session, FORMATS_CODE).await;
+    assert_eq!(
+        execution.outcome,
+        ExecutionOutcome::Completed,
+        "{execution:?}"
+    );
+    let more = [
+        (
+            "data",
+            r#"{"data": {"day": ["Mon", "Tue"], "sold": [3, 4], "orient": "list"}}"#,
+        ),
+        (
+            "chart",
+            r#"{"png": "iVBORw==", "chart": {"type": "bar", "elements": []}}"#,
+        ),
+    ];
+    let expected = FORMATS.iter().chain(&more).map(|(name, formats)| {
+        let mut formats: serde_json::Value = serde_json::from_str(formats).unwrap();
+        formats["text"] = (*name).into();
+        formats
+    });
+    let results = execution
+        .results
+        .iter()
+        .map(|it| serde_json::json!(it.formats));
+    assert_eq!(results.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    session.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn results_have_the_formats_of_their_object() {
     let session = session().await;

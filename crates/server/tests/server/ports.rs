@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use cantle_core::policy::Policy;
+use cantle_backends_docker::DockerBackend;
+use cantle_backends_local::{LocalBackend, Mechanism};
+use cantle_core::policy::{Policy, Strictness};
+use cantle_server::Server;
+use cantle_testkit::lane::skip;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
@@ -22,7 +26,10 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::{DEADLINE, Sandbox, Stream, TestResponse, TestServer, serve, serve_with};
+use crate::support::{
+    DEADLINE, Sandbox, Stream, TestResponse, TestServer, serve, serve_in, serve_with,
+    shared_tempdir,
+};
 
 const DOMAIN: &str = "sbx.example.com";
 const TRAFFIC: &str = "e2b-traffic-access-token";
@@ -52,6 +59,15 @@ fn to_port(sandbox: &Sandbox<'_>, port: u16, path: &str) -> http::request::Build
 
 fn empty(request: http::request::Builder) -> Request<Full<Bytes>> {
     request.body(Full::default()).unwrap()
+}
+
+/// Checks that a long body comes back as it was sent.
+async fn check_echo(sandbox: &Sandbox<'_>, port: u16) {
+    let sent: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
+    let post = to_port(sandbox, port, "/echo").method(Method::POST);
+    let post = post.body(Full::from(sent.clone())).unwrap();
+    let answer = sandbox.server.ask(post).await;
+    assert!(answer.body == sent, "{} bytes", answer.body.len());
 }
 
 /// Returns the token for the ports of a sandbox.
@@ -182,12 +198,7 @@ async fn requests_reach_a_server_in_the_sandbox_by_headers() {
     let answer = server.ask(empty(options)).await;
     assert_eq!(answer.json()["path"], "/", "the server's own answer");
 
-    let sent: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
-    let post = to_port(&sandbox, port, "/echo").method(Method::POST);
-    let answer = server
-        .ask(post.body(Full::from(sent.clone())).unwrap())
-        .await;
-    assert!(answer.body == sent, "{} bytes", answer.body.len());
+    check_echo(&sandbox, port).await;
     server.stop().await;
 }
 
@@ -294,15 +305,49 @@ async fn ports_that_do_not_answer_are_explained() {
     assert!(message.contains("did not answer in HTTP"), "{message}");
     server.stop().await;
 
-    let server = serve_with(|builder| builder.policy(Policy::unconfined())).await;
+    // Without a network of its own: by its policy, or because the machine has no namespaces.
+    let shared = serve_with(|builder| builder.policy(Policy::unconfined())).await;
+    let directory = shared_tempdir();
+    let backend = LocalBackend::new().in_directory(directory.path());
+    let backend = backend.without(Mechanism::Namespaces);
+    let mut policy = Policy::workspace();
+    policy.strictness = Strictness::BestEffort;
+    let change = |_| Server::builder(Arc::new(backend)).policy(policy);
+    let restricted = serve_in(directory, change).await;
+    for server in [shared, restricted] {
+        let sandbox = server.create_default().await;
+        let answer = server.ask(empty(to_port(&sandbox, 9, "/"))).await;
+        assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+        let message = self::message(&answer);
+        assert!(
+            message.contains("shares this machine's network, or has no network namespace"),
+            "{message}"
+        );
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_reach_a_server_in_a_container() {
+    let names = ["CANTLE_TEST_DOCKER_HOST", "CANTLE_TEST_DOCKER_IMAGE"];
+    let [Ok(host), Ok(image)] = names.map(std::env::var) else {
+        return skip("no CANTLE_TEST_DOCKER_HOST; `cargo xtask test` starts an engine");
+    };
+    let backend = DockerBackend::from_image(image).with_host(host);
+    let server = serve_in(shared_tempdir(), |_| Server::builder(Arc::new(backend))).await;
     let sandbox = server.create_default().await;
-    let shared = server.ask(empty(to_port(&sandbox, 9, "/"))).await;
-    assert_eq!(shared.status, StatusCode::BAD_GATEWAY);
-    let message = self::message(&shared);
-    assert!(
-        message.contains("shares this machine's network"),
-        "{message}"
+    let (port, _command) = start(&sandbox).await;
+    let answer = server
+        .ask(empty(to_port(&sandbox, port, "/inside?q=1")))
+        .await;
+    assert_eq!(answer.json()["path"], "/inside?q=1");
+    check_echo(&sandbox, port).await;
+    let closed = server.ask(empty(to_port(&sandbox, 9, "/"))).await;
+    assert_eq!(
+        message(&closed),
+        "The sandbox is running but port is not open"
     );
+    assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
     server.stop().await;
 }
 
