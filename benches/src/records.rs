@@ -144,7 +144,7 @@ fn prompts(report: &mut Report, cantle: &Path) -> Result<()> {
         let mut terminal = terminal.spawn().context("script does not start")?;
         let mut stdout = terminal.stdout.take().context("no output")?;
         let (mut shown, mut chunk) = (Vec::new(), [0; 4096]);
-        while !shown.ends_with(b"> ") && !shown.windows(3).any(|it| it == b"> \x1b") {
+        while !shown.ends_with(b"> ") && !shown.windows(3).any(|it| it == b"> \r") {
             let count = stdout.read(&mut chunk)?;
             ensure!(
                 count > 0,
