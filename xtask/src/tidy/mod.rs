@@ -1,5 +1,6 @@
 //! Rules for source files that no lint covers, as tests.
 
+mod paths;
 mod words;
 
 use std::path::{Path, PathBuf};
