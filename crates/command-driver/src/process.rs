@@ -64,6 +64,10 @@ impl<T: Transport> Process for DrivenProcess<T> {
         self.transport.resize(size).await
     }
 
+    fn take_notes(&mut self) -> Vec<String> {
+        self.transport.take_notes()
+    }
+
     async fn wait(&mut self) -> Result<Exit, SandboxError> {
         // Output that was not taken can't be taken during or after `wait`; it is discarded.
         self.output = None;

@@ -82,6 +82,11 @@ pub trait Transport: Send + Sync + 'static {
         written_bytes: &AtomicU64,
     ) -> impl Future<Output = ()> + Send;
 
+    /// Takes the notes for the model on the command so far; [`complete`](Self::complete) adds later ones.
+    fn take_notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Adds what the backend knows about a command that has ended: a limit that explains its status,
     /// notes for the model.
     fn complete(&self, exit: &mut Exit) -> impl Future<Output = ()> + Send {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of entries; the oldest are dropped.
@@ -10,7 +11,7 @@ const MAX_HOST_CHARS: usize = 80;
 
 /// A refused host. Displays as a note for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denied {
+pub(crate) struct Denied {
     /// The requested host, shortened.
     pub host: String,
     /// The port; 0 if there was none.
@@ -47,18 +48,26 @@ struct Log {
 }
 
 impl Denials {
-    /// Returns the current position of the log, for [`since`](Self::since).
+    /// Returns the current position of the log, for [`take`](Self::take).
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.log().next
     }
 
-    /// Returns the refusals since a position, including those of concurrent commands.
-    #[must_use]
-    pub fn since(&self, mark: u64) -> Vec<Denied> {
+    /// Returns the refusals since a position as notes, including those of concurrent commands, and moves the position to
+    /// the end of the log.
+    pub fn take(&self, position: &AtomicU64) -> Vec<String> {
         let log = self.log();
+        let mark = position.swap(log.next, Ordering::Relaxed);
         let new = log.kept.iter().filter(|(at, _)| *at >= mark);
-        new.map(|(_, denied)| denied.clone()).collect()
+        new.map(|(_, denied)| denied.to_string()).collect()
+    }
+
+    /// Returns the refusals in the log.
+    #[cfg(test)]
+    pub(super) fn all(&self) -> Vec<Denied> {
+        let kept = self.log().kept.clone();
+        kept.into_iter().map(|(_, denied)| denied).collect()
     }
 
     pub(super) fn add(&self, denied: Denied) {
@@ -85,14 +94,15 @@ mod tests {
     fn refusals_since_a_mark_are_returned_once() {
         let denials = Denials::default();
         denials.add(Denied::new("a.example.org", 443, "no"));
-        let mark = denials.mark();
-        assert_eq!(denials.since(mark), []);
+        let position = AtomicU64::new(denials.mark());
+        assert_eq!(denials.take(&position), [""; 0]);
         denials.add(Denied::new("b.example.org", 443, "no"));
         denials.add(Denied::new("a.example.org", 443, "no"));
         denials.add(Denied::new("b.example.org", 443, "no"));
         let expected = ["a.example.org", "b.example.org"].map(|host| Denied::new(host, 443, "no"));
-        assert_eq!(denials.since(mark), expected);
-        assert_eq!(denials.since(0), expected);
+        assert_eq!(denials.all(), expected);
+        assert_eq!(denials.take(&position), expected.map(|it| it.to_string()));
+        assert_eq!(denials.take(&position), [""; 0]);
     }
 
     #[test]
@@ -101,7 +111,7 @@ mod tests {
         for port in 0..1000 {
             denials.add(Denied::new(&"x".repeat(10_000), port, "no"));
         }
-        let kept = denials.since(0);
+        let kept = denials.all();
         let ports: Vec<u16> = kept.iter().map(|denied| denied.port).collect();
         assert_eq!(ports, (968..1000).collect::<Vec<_>>());
         assert!(kept.iter().all(|denied| denied.host.len() == 80));

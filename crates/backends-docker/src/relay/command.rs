@@ -103,7 +103,7 @@ pub(super) async fn start(
             stderr: Arc::clone(&stderr.state),
             spill_id: unique_id(),
             oom_kills: sandbox.oom_kills.load(Ordering::Relaxed),
-            denials,
+            denials: AtomicU64::new(denials),
         }),
         pid: Some(pid.unsigned_abs()),
         reports: RelayReports(reports),
@@ -194,8 +194,8 @@ pub(super) struct RelayTransport {
     spill_id: String,
     /// The latest known number of processes killed at the memory limit when it was started.
     oom_kills: u64,
-    /// The position in the proxy's log when it was started.
-    denials: u64,
+    /// The position in the proxy's log up to which its refusals were taken.
+    denials: AtomicU64,
 }
 
 impl Transport for RelayTransport {
@@ -265,16 +265,19 @@ impl Transport for RelayTransport {
         }
     }
 
+    fn take_notes(&self) -> Vec<String> {
+        let sandbox = self.sandbox.upgrade();
+        let proxy = sandbox.as_ref().and_then(|it| it.proxy.as_ref());
+        proxy.map_or_else(Vec::new, |proxy| proxy.denials().take(&self.denials))
+    }
+
     /// Adds the hosts that the proxy has refused, and checks the memory limit: the kernel kills with SIGKILL and gives
     /// no reason.
     async fn complete(&self, exit: &mut Exit) {
         let Some(sandbox) = self.sandbox.upgrade() else {
             return;
         };
-        if let Some(proxy) = &sandbox.proxy {
-            let denied = proxy.denials().since(self.denials);
-            exit.notes.extend(denied.iter().map(ToString::to_string));
-        }
+        exit.notes.extend(self.take_notes());
         if !exit.status.success()
             && let Some(limit) = sandbox.options.limits.memory_bytes
             && let Some(oom_kills) = count_oom_kills(&sandbox).await

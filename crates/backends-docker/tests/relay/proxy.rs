@@ -153,7 +153,7 @@ async fn unread_connection_delays_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_hosts_are_noted_in_the_result() {
+async fn refused_hosts_are_noted_in_the_result_or_before() {
     let world = World::new(echo).await;
     let code = "connection = connect()\n\
         connection.sendall(b'CONNECT other.example.com:443 HTTP/1.1\\r\\n\\r\\n')\n\
@@ -167,5 +167,17 @@ async fn refused_hosts_are_noted_in_the_result() {
         note.starts_with("network: `other.example.com:443` was refused: it is not allowed"),
         "{note}"
     );
+    let mut request = world.client(&format!("{code}\nsys.stdout.flush()\nsys.stdin.read()"));
+    request.stdin = cantle_core::sandbox::Stdin::Piped;
+    let mut process = world.sandbox.spawn(request).await.unwrap();
+    let mut printed = process.take_output().unwrap();
+    soon(futures_util::StreamExt::next(&mut printed))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(process.take_notes(), output.exit.notes);
+    drop(process.take_stdin());
+    let exit = soon(process.wait()).await.unwrap();
+    assert_eq!(exit.notes, [""; 0]);
     world.sandbox.close().await.unwrap();
 }

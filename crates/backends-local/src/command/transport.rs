@@ -173,8 +173,12 @@ impl Transport for LocalTransport {
         }
     }
 
+    fn take_notes(&self) -> Vec<String> {
+        self.shared.engine.take_refusals(&self.mark)
+    }
+
     async fn complete(&self, exit: &mut Exit) {
-        self.shared.engine.explain_exit(self.mark, exit);
+        self.shared.engine.explain_exit(&self.mark, exit);
         self.check_files(exit).await;
         exit.notes.extend(self.shared.take_notes());
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use cantle_command_driver::explain_oom_kill;
@@ -50,10 +51,10 @@ pub(crate) struct Engine {
 }
 
 /// The state of counters when a command was started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct StartMark {
-    /// Position in the proxy's log.
-    denials: u64,
+    /// Position in the proxy's log, up to which its refusals were taken.
+    denials: AtomicU64,
     limit_events: LimitEvents,
 }
 
@@ -154,18 +155,21 @@ impl Engine {
     /// Returns the current counters.
     pub(crate) fn mark(&self) -> StartMark {
         StartMark {
-            denials: self.denials().map_or(0, Denials::mark),
+            denials: AtomicU64::new(self.denials().map_or(0, Denials::mark)),
             limit_events: self.groups.limit_events(),
         }
     }
 
+    /// Takes the notes on hosts that the proxy has refused.
+    pub(crate) fn take_refusals(&self, since: &StartMark) -> Vec<String> {
+        let denials = self.denials();
+        denials.map_or_else(Vec::new, |denials| denials.take(&since.denials))
+    }
+
     /// Explains the end of a command: its status, if a limit was the cause, and notes on what programs
     /// cannot know, such as hosts that the proxy refused.
-    pub(crate) fn explain_exit(&self, since: StartMark, exit: &mut Exit) {
-        if let Some(denials) = self.denials() {
-            let denied = denials.since(since.denials);
-            exit.notes.extend(denied.iter().map(ToString::to_string));
-        }
+    pub(crate) fn explain_exit(&self, since: &StartMark, exit: &mut Exit) {
+        exit.notes.extend(self.take_refusals(since));
         let events = self.groups.limit_events();
         if events.refused_processes > since.limit_events.refused_processes
             && let Some(limit) = self.groups.processes()

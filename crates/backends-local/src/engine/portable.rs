@@ -63,7 +63,7 @@ pub(crate) struct Engine {
 }
 
 /// The counterpart of the confined engine's counters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct StartMark;
 
 impl Engine {
@@ -123,7 +123,12 @@ impl Engine {
     }
 
     #[expect(clippy::unused_self, reason = "shared with the confined engine")]
-    pub(crate) fn explain_exit(&self, _: StartMark, _: &mut Exit) {}
+    pub(crate) fn take_refusals(&self, _: &StartMark) -> Vec<String> {
+        Vec::new()
+    }
+
+    #[expect(clippy::unused_self, reason = "shared with the confined engine")]
+    pub(crate) fn explain_exit(&self, _: &StartMark, _: &mut Exit) {}
 }
 
 /// The process group of a command.

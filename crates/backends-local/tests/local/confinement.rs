@@ -7,8 +7,9 @@ use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField, Preset};
 use cantle_core::sandbox::{
     Backend as _, EnforcedBy, Enforcement, ExitStatus, Isolation, SandboxContext, SandboxExt as _,
-    SpawnRequest,
+    SpawnRequest, Stdin,
 };
+use futures_util::StreamExt as _;
 
 use crate::support::{open_under, path, read, run, stdout, write};
 
@@ -325,6 +326,20 @@ async fn only_allowed_hosts_are_reached_and_refusals_are_noted() {
             "{notes:?}"
         );
     }
+    // Those of a running command can be taken, and are not repeated when it ends.
+    let line = format!("{}; read", ask("CONNECT other.example.com:443"));
+    let request = SpawnRequest::shell(line).with_stdin(Stdin::Piped);
+    let mut process = sandbox.spawn(request).await.unwrap();
+    let mut printed = process.take_output().unwrap();
+    printed.next().await.unwrap().unwrap();
+    let notes = process.take_notes();
+    assert!(
+        notes.len() == 1 && notes[0].starts_with("network: "),
+        "{notes:?}"
+    );
+    assert_eq!(process.take_notes(), [""; 0]);
+    drop(process.take_stdin());
+    assert_eq!(process.wait().await.unwrap().notes, [""; 0]);
     // No other connection works, and servers inside the sandbox are private.
     let line = "(exec 3<>/dev/tcp/192.0.2.1/80) 2>&1 | grep -q unreachable && echo unreachable; getent hosts allowed.example.com || echo unknown";
     assert_eq!(stdout(&*sandbox, line).await, "unreachable\nunknown\n");

@@ -147,6 +147,10 @@ impl<T: Process + ?Sized> Process for Box<T> {
         (**self).resize(size).await
     }
 
+    fn take_notes(&mut self) -> Vec<String> {
+        (**self).take_notes()
+    }
+
     async fn wait(&mut self) -> Result<Exit, SandboxError> {
         (**self).wait().await
     }

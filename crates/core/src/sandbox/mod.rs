@@ -351,6 +351,12 @@ pub trait Process: Send {
         Err(SandboxError::unsupported("the command has no terminal"))
     }
 
+    /// Takes the notes on what the running command could not do, such as hosts that were refused: those since the last
+    /// call, which are not among the notes of its exit then. Empty by default, for backends that refuse nothing.
+    fn take_notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Waits for the command's exit; further calls return the same result. Cancel-safe.
     ///
     /// # Errors

@@ -127,7 +127,7 @@ impl World {
     }
 
     pub(super) fn denied(&self) -> Vec<Denied> {
-        self.proxy.as_ref().unwrap().denials().since(0)
+        self.proxy.as_ref().unwrap().denials().all()
     }
 
     pub(super) fn drop_proxy(&mut self) {
