@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cantle_core::network::{is_own, is_public};
+use cantle_core::network::{is_own, is_public, may_be_private_host};
 use cantle_core::policy::{HostName, HostPattern};
 use url::{Host, Url};
 
@@ -73,12 +73,13 @@ impl Reach {
             return Err(refused("nothing is fetched in a replay".to_owned()));
         }
         let port = url.port_or_known_default().unwrap_or(80);
+        let mut is_private = false;
         let found = match url.host() {
             Some(Host::Domain(name)) => {
                 let name: HostName = name.parse().map_err(|error| {
                     refused(format!("`{name}` is not a public host")).with_source(error)
                 })?;
-                self.check_name(&name, port)?;
+                is_private = self.check_name(&name, port)?;
                 self.resolver.resolve(&name).await.map_err(|error| {
                     let message = format!("the host `{name}` has no address: {error}");
                     let advice = "Check the host name in the URL.";
@@ -102,7 +103,9 @@ impl Reach {
         }
         let found: Vec<_> = found.iter().map(|ip| SocketAddr::new(*ip, port)).collect();
         let is_allowed = |address: &SocketAddr| {
-            self.exempt.contains(address) || is_public(address.ip()) && !is_own(address.ip())
+            let ip = address.ip();
+            let may_be_reached = is_public(ip) || is_private && may_be_private_host(ip);
+            self.exempt.contains(address) || may_be_reached && !is_own(ip)
         };
         // One address that is not public refuses the host: its resolver is under someone else's control.
         if !found.iter().take(MAX_ADDRESSES).all(is_allowed) {
@@ -113,16 +116,18 @@ impl Reach {
         Ok(found.into_iter().take(MAX_ADDRESSES).collect())
     }
 
-    fn check_name(&self, name: &HostName, port: u16) -> Result<(), WebError> {
+    /// Checks a name against the lists, and returns whether its addresses may be of a private network.
+    fn check_name(&self, name: &HostName, port: u16) -> Result<bool, WebError> {
         if self.deny.iter().any(|pattern| pattern.matches_name(name)) {
             return Err(refused(format!("the host `{name}` is denied")));
         }
         let Some(allow) = &self.allow else {
-            return Ok(());
+            return Ok(false);
         };
         let is_denied = allow.iter().any(|pattern| pattern.denies(name, port));
-        if !is_denied && allow.iter().any(|pattern| pattern.matches(name, port)) {
-            return Ok(());
+        let mut matching = allow.iter().filter(|it| it.matches(name, port)).peekable();
+        if !is_denied && matching.peek().is_some() {
+            return Ok(matching.any(HostPattern::allows_private_addresses));
         }
         let allowed: Vec<_> = allow.iter().map(ToString::to_string).collect();
         let allowed = allowed.join(", ");

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::server::{Reply, Scripted, reach, response, serve};
 use crate::WebTools;
+use crate::target::Reach;
 
 async fn open(tools: &WebTools) -> Box<dyn ToolSet> {
     tools.open(OpenContext::new(RunId::new())).await.unwrap()
@@ -52,6 +53,27 @@ fn assert_refused((success, text): (bool, String), reason: &str) {
         text.contains("<error>") && text.contains(reason),
         "{reason} in {text}"
     );
+}
+
+#[tokio::test]
+async fn marked_hosts_may_be_in_a_private_network_but_not_on_this_machine() {
+    let is_reachable = async |pattern: &str, address: &str| {
+        let reach = Reach {
+            allow: Some(vec![pattern.parse().unwrap()]),
+            resolver: Arc::new(Scripted {
+                answers: vec![vec![address.parse().unwrap()]],
+                ..Scripted::default()
+            }),
+            ..Reach::default()
+        };
+        let url = "http://wiki.example.com/".parse().unwrap();
+        reach.addresses(&url).await.is_ok()
+    };
+    let marked = "*.example.com,private";
+    assert!(is_reachable(marked, "10.11.12.13").await);
+    assert!(!is_reachable("*.example.com", "10.11.12.13").await);
+    assert!(!is_reachable(marked, "127.0.0.1").await);
+    assert!(!is_reachable(marked, "169.254.169.254").await);
 }
 
 #[tokio::test]
