@@ -63,8 +63,7 @@ impl ExtraTools {
         let known = info.input_modalities.as_ref();
         let known = known.map(|modalities| modalities.media.contains(&MediaKind::Image));
         Self {
-            // Recordings of earlier versions may have it.
-            calculator: false,
+            calculator: is_wanted(OptionalTool::Calculator),
             view_image: known.unwrap_or_else(provider_takes_images),
             python: is_wanted(OptionalTool::Python),
             web: WebOffer::new(is_wanted(OptionalTool::Web), settings.search.is_some()),

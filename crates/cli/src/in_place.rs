@@ -187,16 +187,25 @@ impl InPlace {
             );
         }
         written.push(self.directory.clone());
+        let (read_only, hidden) = self.protected();
+        read.paths.extend(read_only);
+        policy.hidden_paths.extend(hidden);
+        Ok(())
+    }
+
+    /// Returns the paths that commands can't change, and those that they can't read.
+    pub(crate) fn protected(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let absolute = |path: &PathBuf| self.directory.join(path);
         // A link can't be mounted; what it leads to, if that is in the directory, can.
-        let found = self.read_only.keys().map(absolute);
         let is_inside = |path: &PathBuf| {
             let found = path.canonicalize();
             found.is_ok_and(|found| found.starts_with(&self.directory))
         };
-        read.paths.extend(found.filter(is_inside));
-        policy.hidden_paths.extend(self.hidden.keys().map(absolute));
-        Ok(())
+        let read_only = self.read_only.keys().map(absolute).filter(is_inside);
+        (
+            read_only.collect(),
+            self.hidden.keys().map(absolute).collect(),
+        )
     }
 
     /// Returns what the user should know before the run.

@@ -9,6 +9,7 @@ use anyhow::bail;
 use cantle::mcp::{McpServer, McpTools};
 
 use crate::args::RunArgs;
+use crate::in_place::InPlace;
 use crate::mcp::{self, ServerPackages};
 use crate::packages;
 use crate::saved_settings::SavedSettings;
@@ -104,21 +105,35 @@ impl RunServers {
     /// Returns their tools. A replay calls none of them.
     ///
     /// # Errors
-    /// If a host of packages is not valid.
+    /// If a host of packages is not valid, or a server asks for a workspace that the run does not share.
     pub(crate) fn tools(
         self,
         source: &PackageSourceSettings,
         layers: &Layers,
+        in_place: Option<&InPlace>,
         is_replay: bool,
     ) -> anyhow::Result<Option<McpTools>> {
         let Some(servers) = self.servers else {
             return Ok(None);
         };
+        if in_place.is_none()
+            && let Some(server) = servers.iter().find(|it| it.wants_workspace())
+        {
+            bail!(
+                "mcpServers.{}.policy.workspace needs --workdir DIR --in-place: other runs work in their own sandbox, \
+                 which servers don't see",
+                server.name()
+            );
+        }
         let packages = ServerPackages {
             hosts: packages::hosts(source, layers)?,
             refresh: packages::is_refresh(source, layers),
         };
-        let tools = mcp::tools(servers, packages);
+        let mut tools = mcp::tools(servers, packages);
+        if let Some(in_place) = in_place {
+            let (read_only, hidden) = in_place.protected();
+            tools = tools.workspace(&in_place.directory, read_only, hidden);
+        }
         Ok(Some(if is_replay { tools.offline() } else { tools }))
     }
 }

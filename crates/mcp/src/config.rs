@@ -209,6 +209,15 @@ impl McpServer {
         }
     }
 
+    /// Returns whether the server is to see the program's workspace ([`McpTools::workspace`](crate::McpTools::workspace)).
+    pub fn wants_workspace(&self) -> bool {
+        let Transport::Stdio(stdio) = &self.transport else {
+            return false;
+        };
+        let place = &stdio.place;
+        matches!(place, Place::Sandbox { workspace, .. } if workspace.is_some())
+    }
+
     /// Returns where the server runs, for display: `sandbox`, `host` or `http`.
     pub fn place(&self) -> &'static str {
         match &self.transport {

@@ -36,6 +36,15 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Added if a server fails that has no network.
 const HINT_NETWORK: &str =
     "It has no network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. ";
+/// Words of errors that may be due to that.
+const NETWORK_WORDS: [&str; 6] = [
+    "network",
+    "host",
+    "resol",
+    "getaddrinfo",
+    "fetch",
+    "connect",
+];
 
 /// The program that starts servers, as far as it matters to them.
 #[derive(Clone, Debug, Default)]
@@ -44,12 +53,39 @@ pub(crate) struct Surroundings {
     pub(crate) host: Option<Arc<dyn Backend>>,
     /// Installs the packages of servers in sandboxes.
     pub(crate) packages: Option<Arc<dyn PackageInstaller>>,
-    /// The directory of the host that `workspace` means.
-    pub(crate) workspace: Option<PathBuf>,
+    pub(crate) workspace: Option<Workspace>,
     /// Whether the model is shown images.
     pub(crate) images: bool,
     /// Whether no tool is called.
     pub(crate) offline: bool,
+}
+
+/// The directory of the host that servers may see, and what is protected in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Workspace {
+    pub(crate) directory: PathBuf,
+    pub(crate) read_only: Vec<PathBuf>,
+    pub(crate) hidden: Vec<PathBuf>,
+}
+
+impl Workspace {
+    fn add_to(&self, policy: &mut Policy, access: Access) {
+        let Self {
+            directory,
+            read_only,
+            hidden,
+        } = self;
+        let read = policy.read_roots.get_or_insert_default();
+        match access {
+            Access::ReadWrite => {
+                read.paths.extend_from_slice(read_only);
+                let written = policy.write_roots.get_or_insert_default();
+                written.push(directory.clone());
+            }
+            _ => read.paths.push(directory.clone()),
+        }
+        policy.hidden_paths.extend_from_slice(hidden);
+    }
 }
 
 /// A server, as one session uses it.
@@ -199,7 +235,7 @@ impl Server {
         let name = &self.config.name;
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let mut is_repeated = false;
-        let error = loop {
+        let (error, explanation) = loop {
             let live = match self.connect(&mut state).await {
                 Ok(live) => live,
                 Err(problem) => {
@@ -209,11 +245,20 @@ impl Server {
                     )));
                 }
             };
+            if let Some(child) = &live.child {
+                // What it was refused before is not about this call.
+                child.take_refusals().await;
+            }
             match self.call_once(live, params.clone(), cx).await {
                 Ok(result) => {
                     let changes = self.list_changes(live).await;
+                    let explanation = match result::error_text(&result) {
+                        Some(problem) => self.explain(live, &problem).await,
+                        None => None,
+                    };
+                    let remarks: Vec<_> = changes.into_iter().chain(explanation).collect();
                     let images = self.surroundings.images;
-                    return result::convert(name, result, changes, images, cx).await;
+                    return result::convert(name, result, &remarks, images, cx).await;
                 }
                 Err(CallError::NotSent) if !is_repeated => {
                     is_repeated = true;
@@ -223,12 +268,20 @@ impl Server {
                     let child = live.child.clone();
                     state.live = None;
                     let cause = post_mortem(child).await;
-                    break CallError::Unknown(format!("lost the connection. {cause}"));
+                    let problem = format!("lost the connection. {cause}");
+                    break (CallError::Unknown(problem), None);
                 }
-                Err(error) => break error,
+                Err(error) => {
+                    let problem = match &error {
+                        CallError::Refused(problem) | CallError::Unknown(problem) => problem,
+                        CallError::NotSent | CallError::Lost => "",
+                    };
+                    let explanation = self.explain(live, problem).await;
+                    break (error, explanation);
+                }
             }
         };
-        Ok(ToolOutput::failure(match error {
+        let text = match error {
             CallError::NotSent | CallError::Lost => {
                 format!("The call was not run: the MCP server `{name}` can't be reached.")
             }
@@ -238,7 +291,30 @@ impl Server {
                  it.\n{}",
                 result::mark(name, &format!("It {problem}"))
             ),
-        }))
+        };
+        Ok(ToolOutput::failure(result::with_remarks(
+            explanation.as_slice(),
+            &text,
+        )))
+    }
+
+    /// Explains a call that failed if the sandbox may be the reason: with the hosts that the server was refused, or as it
+    /// has no network, and the key that allows hosts.
+    async fn explain(&self, live: &Live, problem: &str) -> Option<String> {
+        let (Transport::Stdio(stdio), Some(child)) = (&self.config.transport, &live.child) else {
+            return None;
+        };
+        let problem = problem.to_lowercase();
+        let cause = match stdio.has_network() {
+            true => child.take_refusals().await,
+            false if NETWORK_WORDS.iter().any(|word| problem.contains(word)) => {
+                HINT_NETWORK.to_owned()
+            }
+            false => String::new(),
+        };
+        let name = &self.config.name;
+        let cause = cause.trim();
+        (!cause.is_empty()).then(|| format!("The MCP server `{name}` failed. {cause}"))
     }
 
     /// Sends one request, within the time limit.
@@ -295,7 +371,7 @@ impl Server {
 
     /// Starts the server in its sandbox, and opens that if there is none.
     async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
-        let stdio = &self.with_package(stdio, state).await?;
+        let stdio = &self.prepared(stdio, state).await?;
         if let Some(sandbox) = &state.sandbox {
             match self.start_in(stdio, &**sandbox).await {
                 Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}
@@ -307,16 +383,22 @@ impl Server {
         self.start_in(stdio, &*sandbox).await
     }
 
-    /// Returns the server as it is started if its package is installed, and installs it first.
-    async fn with_package(
+    /// Returns the server as it is started: in the workspace, if it sees that, and from its package, which is installed
+    /// first.
+    async fn prepared(
         &self,
         stdio: &StdioServer,
         state: &mut State,
     ) -> Result<StdioServer, String> {
         let mut stdio = stdio.clone();
-        let (Place::Sandbox { policy, .. }, Some(installer)) =
-            (&mut stdio.place, &self.surroundings.packages)
-        else {
+        let Place::Sandbox { policy, workspace } = &mut stdio.place else {
+            return Ok(stdio);
+        };
+        if let (Some(_), Some(shared)) = (workspace, &self.surroundings.workspace) {
+            let directory = shared.directory.display().to_string();
+            stdio.directory.get_or_insert(directory);
+        }
+        let Some(installer) = &self.surroundings.packages else {
             return Ok(stdio);
         };
         let argv: Vec<&str> = stdio.argv.iter().map(|word| word.expose()).collect();
@@ -367,7 +449,10 @@ impl Server {
             Place::Sandbox { policy, workspace } => {
                 let mut policy = Policy::clone(policy);
                 if let Some(access) = workspace {
-                    self.share_workspace(&mut policy, *access)?;
+                    let missing = "asks for the workspace, and this program shares none";
+                    let workspace = places.workspace.as_ref();
+                    let workspace = workspace.ok_or_else(|| missing.to_owned())?;
+                    workspace.add_to(&mut policy, *access);
                 }
                 (&places.sandboxes, policy)
             }
@@ -379,23 +464,6 @@ impl Server {
         };
         let cx = SandboxContext::new(self.run, policy).with_progress(Arc::clone(&self.progress));
         Ok(backend.open(cx).await?)
-    }
-
-    fn share_workspace(&self, policy: &mut Policy, access: Access) -> Result<(), String> {
-        let Some(directory) = self.surroundings.workspace.clone() else {
-            let problem =
-                "asks for the workspace, but this run works on no directory of this machine";
-            return Err(problem.to_owned());
-        };
-        match access {
-            Access::ReadWrite => policy.write_roots.get_or_insert_default().push(directory),
-            _ => policy
-                .read_roots
-                .get_or_insert_default()
-                .paths
-                .push(directory),
-        }
-        Ok(())
     }
 
     async fn shake_hands<T, E, A>(

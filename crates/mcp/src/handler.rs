@@ -16,6 +16,9 @@ use tokio::sync::watch;
 
 use crate::limits::{MAX_PROGRESS_CHARS, MAX_QUESTIONS};
 
+/// The answer to a question for an optional field without a default.
+const LEFT_OUT: &str = "(leave out)";
+
 /// The client's side of a connection.
 #[derive(Debug)]
 pub(crate) struct Handler {
@@ -95,16 +98,26 @@ impl Handler {
         }
         let mut content = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object);
+        let required = schema.get("required").and_then(Value::as_array);
         for (name, field) in properties.into_iter().flatten() {
-            let answer = cx.user.ask(question_for(cx, server, name, field)).await?;
-            content.insert(name.clone(), value_of(answer, field)?);
+            let is_required = required.is_some_and(|it| it.iter().any(|it| it == name));
+            let question = question_for(cx, server, (name, field), is_required);
+            let answer = cx.user.ask(question).await?.to_string();
+            if is_required || answer != LEFT_OUT {
+                content.insert(name.clone(), value_of(answer, field)?);
+            }
         }
         Ok(Some(Value::Object(content)))
     }
 }
 
 /// The question for one field of a form.
-fn question_for(cx: &ToolContext, server: &str, name: &str, field: &Value) -> Question {
+fn question_for(
+    cx: &ToolContext,
+    server: &str,
+    (name, field): (&str, &Value),
+    is_required: bool,
+) -> Question {
     let text = |key: &str| field.get(key).and_then(Value::as_str);
     let label = text("title").unwrap_or(name);
     let mut shown = format!("For the MCP server `{server}`: {}", for_display(label));
@@ -113,13 +126,20 @@ fn question_for(cx: &ToolContext, server: &str, name: &str, field: &Value) -> Qu
     }
     let shown = shorten(&shown, 1_000);
     let id = cx.question_id();
-    let choices = choices(field);
+    let default = field.get("default");
+    let can_be_left_out = !is_required && default.is_none();
+    let mut choices = choices(field);
+    if can_be_left_out && !choices.is_empty() {
+        choices.push(LEFT_OUT.to_owned());
+    }
     let question = match text("type") {
-        Some("boolean") => Question::confirm(id, shown),
+        Some("boolean") if !can_be_left_out => Question::confirm(id, shown),
+        Some("boolean") => Question::choice(id, shown, ["yes", "no", LEFT_OUT]),
         _ if !choices.is_empty() => Question::choice(id, shown, choices),
         _ => Question::new(id, shown),
     };
-    match field.get("default") {
+    match default {
+        None if can_be_left_out => question.with_default(LEFT_OUT),
         Some(Value::String(default)) => question.with_default(default),
         Some(Value::Bool(default)) => question.with_default(if *default { "yes" } else { "no" }),
         Some(Value::Number(default)) => question.with_default(default.to_string()),
@@ -129,21 +149,25 @@ fn question_for(cx: &ToolContext, server: &str, name: &str, field: &Value) -> Qu
 
 /// The values of an enumeration.
 fn choices(field: &Value) -> Vec<String> {
-    let list = |key: &str| field.get(key).and_then(Value::as_array);
-    let one_of = list("oneOf").into_iter().flatten();
-    let one_of = one_of.filter_map(|choice| choice.get("const"));
-    let values = list("enum").into_iter().flatten().chain(one_of);
+    let field = field.get("items").unwrap_or(field);
+    let list = |key: &str| {
+        field
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    let titled = list("oneOf").chain(list("anyOf"));
+    let titled = titled.filter_map(|choice| choice.get("const"));
+    let values = list("enum").chain(titled);
     let texts = values.filter_map(Value::as_str);
     texts.take(100).map(str::to_owned).collect()
 }
 
 /// Converts an answer to the type of its field.
-fn value_of(answer: Answer, field: &Value) -> Result<Value, ToolError> {
-    let text = match answer {
-        Answer::Confirm { yes } => return Ok(Value::Bool(yes)),
-        answer => answer.to_string(),
-    };
+fn value_of(text: String, field: &Value) -> Result<Value, ToolError> {
     match field.get("type").and_then(Value::as_str) {
+        Some("boolean") => Ok(Value::Bool(text == "yes")),
         Some("string") | None => Ok(Value::String(text)),
         Some("array") => Ok(Value::Array(vec![Value::String(text)])),
         Some(_) => serde_json::from_str(&text)

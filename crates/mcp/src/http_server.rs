@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::tool::DynTool;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -24,7 +24,8 @@ const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 /// Tools for the MCP clients of one principal over HTTP.
 ///
 /// A client of a protocol with sessions has tools of its own in each session, from the handshake to the end of the session, or
-/// until it was silent for two hours. Later protocols have no sessions: all their calls have the same tools. It
+/// until it was silent for two hours. Later protocols have no sessions: all their calls have the same tools, which can tell
+/// one user's state from another's by a handle among the arguments. It
 /// answers requests of any path, and requests from web pages (`Origin`) are refused. Host and authentication are to be
 /// checked before.
 pub struct HttpToolServer {
@@ -33,8 +34,8 @@ pub struct HttpToolServer {
 }
 
 impl HttpToolServer {
-    /// Creates a server. `tools` returns the tools of a new session, and `shared` are those of clients without sessions. Cancelling `cancellation`
-    /// ends all sessions.
+    /// Creates a server. `tools` returns the tools of a new session, and `shared` are those of clients without sessions.
+    /// Cancelling `cancellation` ends all sessions.
     pub fn new(
         tools: impl Fn() -> Vec<DynTool> + Send + Sync + 'static,
         shared: Vec<DynTool>,
@@ -61,9 +62,9 @@ impl HttpToolServer {
     where
         B: http_body::Body<Error: fmt::Display, Data: Send> + Send + 'static,
     {
-        let may_begin =
-            request.method() == Method::POST && !request.headers().contains_key(SESSION);
-        if may_begin && self.sessions.sessions.read().await.len() >= MAX_SERVED_SESSIONS {
+        if may_begin_session(&request)
+            && self.sessions.sessions.read().await.len() >= MAX_SERVED_SESSIONS
+        {
             let message = format!("you have {MAX_SERVED_SESSIONS} sessions: end some (DELETE)\n");
             let body = BoxBody::new(Full::from(message).map_err(|never| match never {}));
             let mut response = Response::new(body);
@@ -78,6 +79,15 @@ impl HttpToolServer {
         }
         response
     }
+}
+
+/// Returns whether a request may begin a session. One of a protocol without sessions names its method in a header, and is
+/// refused if that is not the method of its body.
+fn may_begin_session<B>(request: &Request<B>) -> bool {
+    let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
+    let is_sessionless = header("mcp-protocol-version").is_some_and(|it| it >= &b"2026-07-28"[..])
+        && header("mcp-method").is_some_and(|method| method != b"initialize");
+    request.method() == Method::POST && header(SESSION).is_none() && !is_sessionless
 }
 
 impl fmt::Debug for HttpToolServer {

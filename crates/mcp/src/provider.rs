@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use serde_json::{Map, Value};
 
 use crate::config::McpServer;
-use crate::connection::{Server, Surroundings};
+use crate::connection::{Server, Surroundings, Workspace};
 use crate::deferred::{deferred, spec_bytes};
 use crate::names::check_server_name;
 use crate::package::PackageInstaller;
@@ -89,9 +89,19 @@ impl McpTools {
         self
     }
 
-    /// Sets the directory of the host that servers see if their entry has `"workspace"`, at its own path.
-    pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.surroundings.workspace = Some(directory.into());
+    /// Sets the directory of the host that servers see, and start in, if their entry has `"workspace"`. It is at its own
+    /// path; those that may write there can't change the paths `read_only`, and none can read those of `hidden`.
+    pub fn workspace(
+        mut self,
+        directory: impl Into<PathBuf>,
+        read_only: Vec<PathBuf>,
+        hidden: Vec<PathBuf>,
+    ) -> Self {
+        self.surroundings.workspace = Some(Workspace {
+            directory: directory.into(),
+            read_only,
+            hidden,
+        });
         self
     }
 }

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_core::content::{Content, Part};
+use cantle_core::content::{Content, MediaKind, Part};
 use cantle_core::escape::shorten;
 use cantle_core::ids::RunId;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
@@ -128,9 +128,9 @@ impl ServerHandler for ToolServer {
     async fn list_tools(
         &self,
         _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
+        cx: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let tools = self.tools.iter().map(|tool| {
+        let tools = self.tools(&cx).iter().map(|tool| {
             let spec = tool.spec();
             let schema = spec.parameters().as_object().cloned().unwrap_or_default();
             Tool::new(
@@ -170,6 +170,9 @@ fn blocks(content: Content) -> Vec<ContentBlock> {
             .into_iter()
             .map(|part| match part {
                 Part::Text(text) => ContentBlock::text(text),
+                Part::Media(media) if media.kind() == MediaKind::Audio => {
+                    ContentBlock::audio(media.base64(), media.mime_type())
+                }
                 Part::Media(media) => ContentBlock::image(media.base64(), media.mime_type()),
             })
             .collect(),

@@ -28,6 +28,8 @@ use crate::limits::MAX_MESSAGE_BYTES;
 
 /// Bytes of the server's standard error that are kept for errors.
 const STDERR_BYTES: usize = 2_000;
+/// Maximum number of refused hosts that are named.
+const MAX_REFUSALS: usize = 3;
 /// Shorter values of variables are no secrets, but words.
 const MIN_SECRET_BYTES: usize = 6;
 /// Maximum number of requests of the server whose answers it has not read.
@@ -108,17 +110,7 @@ impl Child {
             if has_exited {
                 let _ = write!(text, " Its process ended: {}.", exit.status);
             }
-            let mut notes = exit.notes.iter();
-            if let Some(note) = notes.find(|note| note.starts_with("network:")) {
-                let host = note.split('`').nth(1).unwrap_or("HOST");
-                // These ports need not be named.
-                let host = host.strip_suffix(":443").unwrap_or(host);
-                let host = host.strip_suffix(":80").unwrap_or(host);
-                let _ = write!(
-                    text,
-                    " {note} (this in its entry allows it: `\"policy\": {{\"hosts\": [\"{host}\"]}}`)."
-                );
-            }
+            text += &refusals(&exit.notes);
         }
         let mut stderr = self.lock(&self.stderr).clone().finish().text();
         let secrets = self.secrets.iter().map(SecretText::expose);
@@ -129,6 +121,11 @@ impl Child {
             let _ = write!(text, " Its standard error ends with:\n{}", stderr.trim());
         }
         text
+    }
+
+    /// Takes the hosts that the server was refused since the last call of this, as sentences.
+    pub(crate) async fn take_refusals(&self) -> String {
+        refusals(&self.process.lock().await.take_notes())
     }
 
     /// Reads the rest of the output, of which standard error matters.
@@ -144,6 +141,19 @@ impl Child {
     fn lock<'m, T>(&self, mutex: &'m Mutex<T>) -> MutexGuard<'m, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the notes on refused hosts, each with the key that allows the host.
+fn refusals(notes: &[String]) -> String {
+    let refused = notes.iter().filter(|note| note.starts_with("network:"));
+    let explained = refused.take(MAX_REFUSALS).map(|note| {
+        let host = note.split('`').nth(1).unwrap_or("HOST");
+        // These ports need not be named.
+        let host = host.strip_suffix(":443").unwrap_or(host);
+        let host = host.strip_suffix(":80").unwrap_or(host);
+        format!(" {note} (this in its entry allows it: `\"policy\": {{\"hosts\": [\"{host}\"]}}`).")
+    });
+    explained.collect()
 }
 
 /// The pipes of a [`Child`].

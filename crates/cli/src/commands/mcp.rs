@@ -1,6 +1,7 @@
 //! `cantle mcp`: a sandbox for an MCP client, or the servers of an `mcp.json`, tried.
 
 mod agent;
+mod handles;
 mod over_http;
 mod tools;
 

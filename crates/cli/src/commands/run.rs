@@ -425,7 +425,9 @@ impl Definition<'_> {
         }
         let is_replay = replay.is_some();
         let source = &settings.packages.source;
-        if let Some(tools) = self.servers.tools(source, layers, is_replay).usage()? {
+        let servers = self.servers;
+        let tools = servers.tools(source, layers, in_place.as_ref(), is_replay);
+        if let Some(tools) = tools.usage()? {
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();

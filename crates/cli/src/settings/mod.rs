@@ -85,7 +85,7 @@ pub(crate) struct Settings {
         value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
     pub(crate) parallel_commands: Option<bool>,
 
-    /// Optional tools for the model, separated by commas: browser, python, web
+    /// Optional tools for the model, separated by commas: browser, calculator, python, web
     ///
     /// `browser`: a browser in the sandbox, which needs Chromium there and reaches the hosts that commands reach.
     /// `python`: executes code and keeps its variables from call to call, with the sandbox's Python. `web`: reads web

@@ -227,6 +227,7 @@ pub(crate) enum Switch {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OptionalTool {
     Browser,
+    Calculator,
     Python,
     Web,
 }

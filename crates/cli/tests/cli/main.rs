@@ -28,6 +28,7 @@ mod limits;
 mod mcp;
 mod mcp_clients;
 mod model_settings;
+mod outside;
 mod policy;
 mod python;
 mod recordings;

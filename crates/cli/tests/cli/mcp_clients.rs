@@ -1,8 +1,10 @@
 //! The MCP project's own clients, its Python SDK and its inspector, with `cantle mcp` and `/mcp` of `cantle serve`.
 
 use cantle_testkit::lane;
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::{Value, json};
 
+use crate::finish;
 use crate::serve_mcp::Server;
 use crate::support::{TestEnv, wait_for_exit};
 
@@ -18,8 +20,11 @@ from mcp.client.streamable_http import streamable_http_client
 async def use(transport, mode):
     async with Client(transport, mode=mode) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
-        await client.call_tool("write_file", {"path": "data.txt", "content": "forty-two"})
-        shown = await client.call_tool("run_command", {"command": "cat data.txt; exit 3"})
+        written = await client.call_tool("write_file", {"path": "data.txt", "content": "forty-two"})
+        # Without a session, the result names the sandbox.
+        named = [block.text.split("`")[1] for block in written.content[1:]]
+        where = {"sandbox": named[0]} if named else {}
+        shown = await client.call_tool("run_command", {"command": "cat data.txt; exit 3", **where})
         missing = await client.call_tool("read_file", {"path": "missing"})
         print(json.dumps([names, shown.content[0].text, shown.is_error, missing.is_error]))
 
@@ -93,4 +98,30 @@ async fn inspector_uses_the_tools() {
     let called = inspect(&[&call[..], &arguments].concat()).await;
     let text = called["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("<stdout>42\n</stdout>"), "{called}");
+}
+
+/// Codex's client is made with the Rust SDK, too.
+#[tokio::test]
+async fn rust_sdk_uses_the_tools() {
+    let call = |name: &str, arguments: Value| Turn::tool(ToolCall::new(name, arguments));
+    let code = json!({"code": "open('data.txt').read() * 2"});
+    let script = Script::new()
+        .turn(call(
+            "box__write_file",
+            json!({"path": "data.txt", "content": "ab"}),
+        ))
+        .turn(call("box__run_python", code))
+        .turn(finish("Done.", &[]));
+    let model = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&model.url());
+    let program = env!("CARGO_BIN_EXE_cantle");
+    let servers =
+        json!({"mcpServers": {"box": {"command": program, "args": ["mcp"], "where": "host"}}});
+    env.write("servers.json", servers.to_string());
+    let exited = env
+        .run(["run", "Use the box", "--mcp", "servers.json"])
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let messages = model.requests()[2].body()["messages"].to_string();
+    assert!(messages.contains("'abab'"), "{messages}");
 }

@@ -191,11 +191,11 @@ async fn requests_of_web_pages_and_for_other_hosts_are_refused() {
 }
 
 #[tokio::test]
-async fn clients_without_sessions_have_one_sandbox_for_each_key() {
+async fn clients_without_sessions_get_handles_that_no_other_key_can_use() {
     let server = Server::start().await;
-    let call = |id: u32, command: &str| {
-        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {
-            "name": "run_command", "arguments": {"command": command},
+    let call = |arguments: Value| {
+        json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+            "name": "run_command", "arguments": arguments,
             "_meta": {
                 "io.modelcontextprotocol/protocolVersion": "2026-07-28",
                 "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
@@ -212,28 +212,62 @@ async fn clients_without_sessions_have_one_sandbox_for_each_key() {
             ("mcp-name", "run_command"),
         ]
     };
-    let written = call(1, "echo mine > file; echo done");
+    // Sessions that the key has do not count.
+    for _ in 0..64 {
+        server.begin("one").await;
+    }
+    let written = call(json!({"command": "echo mine > file; echo done"}));
     let written = server.request("POST", &headers("one"), &written).await;
     assert!(written.text().contains("done"), "{}", written.body);
-    let read = call(2, "cat file || echo none");
-    let again = server.request("POST", &headers("one"), &read).await;
+    let handle = handle(&written.text());
+    let read = "cat file || echo none";
+    let named = call(json!({"command": read, "sandbox": handle}));
+    let again = server.request("POST", &headers("one"), &named).await;
     assert!(again.text().contains("mine"), "{}", again.body);
-    let other = server.request("POST", &headers("two"), &read).await;
-    assert!(other.text().contains("none"), "{}", other.body);
+    assert!(!again.text().contains("(Sandbox"), "{}", again.body);
+    let other = server.request("POST", &headers("two"), &named).await;
+    assert!(
+        other.text().contains("you have no such sandbox"),
+        "{}",
+        other.body
+    );
+    let new = call(json!({"command": read}));
+    let new = server.request("POST", &headers("one"), &new).await;
+    assert!(new.text().contains("none"), "{}", new.body);
+    assert_eq!(server.workspaces(), 2);
+    // A handshake is counted, whatever its headers say.
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"},
+    }});
+    let refused = server
+        .request("POST", &[("x-api-key", "one")], &initialize.to_string())
+        .await;
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    let disguised = server
+        .request("POST", &headers("one"), &initialize.to_string())
+        .await;
+    assert_eq!(disguised.status, 400, "{}", disguised.body);
     server.stop().await;
+}
+
+/// Returns the handle of the sandbox that a result names.
+fn handle(result: &str) -> String {
+    let (_, rest) = result.split_once("(Sandbox `").unwrap();
+    rest.split('`').next().unwrap().to_owned()
 }
 
 #[tokio::test]
 async fn a_run_uses_the_sandbox_of_a_server() {
     let server = Server::start().await;
-    let call = |command: &str| {
-        let arguments = json!({"command": command});
-        Turn::tool(ToolCall::new("box__run_command", arguments))
-    };
-    let script = Script::new()
-        .turn(call("echo kept > file"))
-        .turn(call("cat file"))
-        .turn(finish("done", &[]));
+    let call = |arguments: Value| Turn::tool(ToolCall::new("box__run_command", arguments));
+    let script = Script::new().then_with(move |request| {
+        let messages = request.body()["messages"].to_string();
+        match messages.matches("shell_results>").count() / 2 {
+            0 => call(json!({"command": "echo kept > file"})),
+            1 => call(json!({"command": "cat file", "sandbox": handle(&messages)})),
+            _ => finish("done", &[]),
+        }
+    });
     let model = ScriptedServer::start(script).await.unwrap();
     let env = TestEnv::new()
         .with_server(&model.url())

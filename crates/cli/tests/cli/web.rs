@@ -8,11 +8,11 @@ use tokio::net::TcpListener;
 use crate::finish;
 use crate::support::TestEnv;
 
-/// Starts a SearXNG that has one result, and returns its URL and a count of requests.
-async fn searxng() -> (String, tokio::task::JoinHandle<()>) {
+/// Starts a SearXNG that has one result, and returns its URL and its task.
+pub(crate) async fn searxng(found: &str) -> (String, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let result = json!({"title": "Found", "url": "https://docs.example.com/found", "content": "An excerpt."});
+    let result = json!({"title": "Found", "url": found, "content": "An excerpt."});
     let body = json!({"results": [result], "unresponsive_engines": []}).to_string();
     let server = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -78,7 +78,7 @@ async fn approvals_apply_to_web_tools_and_hosts_bind_them() {
 
 #[tokio::test]
 async fn a_model_searches_and_reads_pages_if_the_user_says_so() {
-    let (url, searxng) = searxng().await;
+    let (url, searxng) = searxng("https://docs.example.com/found").await;
     let search = ToolCall::new("web_search", json!({"query": "cantle"}));
     let fetch = ToolCall::new("fetch_web_page", json!({"url": url}));
     let script = || {

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::panic,
     clippy::print_stderr,
     clippy::unwrap_used,

@@ -146,7 +146,9 @@ impl TestServer {
             "properties": {
                 "colour": {"type": "string", "enum": ["red", "green"]},
                 "number": {"type": "integer"},
+                "subscribed": {"type": "boolean"},
             },
+            "required": ["colour"],
         });
         let schema: ElicitationSchema = serde_json::from_value(schema).expect("a form");
         let params = ElicitRequestParams::FormElicitationParams {

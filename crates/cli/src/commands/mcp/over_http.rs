@@ -1,4 +1,4 @@
-//! `/mcp` of `cantle serve`: a sandbox for each session of an MCP client.
+//! `/mcp` of `cantle serve`: a sandbox for each session of an MCP client, or for each handle of a client without sessions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +15,7 @@ use http::Request;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::handles;
 use super::tools::{SandboxTools, ServedClient};
 
 /// The time without a call after which the sandbox of a session is closed.
@@ -50,17 +51,18 @@ impl McpExtension {
             .or_insert_with(|| {
                 let (backend, policy) = (Arc::clone(&self.backend), self.policy.clone());
                 let open = self.sandboxes.token();
-                let tools = move || {
+                let create = move || {
                     let served = ServedClient {
                         client: client.clone(),
                         _open: open.clone(),
                     };
                     let (backend, policy) = (Arc::clone(&backend), policy.clone());
-                    SandboxTools::new(backend, policy, Some(served), Some(IDLE)).list()
+                    SandboxTools::new(backend, policy, Some(served), Some(IDLE))
                 };
-                let shared = tools();
+                let without_session = handles::tools(create.clone());
                 let cancellation = self.cancellation.child_token();
-                Arc::new(HttpToolServer::new(tools, shared, cancellation))
+                let tools = move || create().list();
+                Arc::new(HttpToolServer::new(tools, without_session, cancellation))
             });
         Arc::clone(server)
     }

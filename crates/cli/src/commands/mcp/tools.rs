@@ -187,6 +187,13 @@ impl SandboxTools {
         ]
     }
 
+    /// Returns whether the sandbox was closed because no call used it.
+    pub(super) fn is_expired(&self) -> bool {
+        // A call that works on it holds the lock.
+        let state = self.0.state.try_lock();
+        state.is_ok_and(|state| matches!(*state, State::Expired))
+    }
+
     /// Closes the sandbox, if it is open, for good.
     pub(super) async fn close(&self) -> Result<(), SandboxError> {
         let mut state = self.0.state.lock().await;
