@@ -119,12 +119,32 @@ async fn lines_at_a_terminal_keep_their_variables() {
     }
 }
 
-/// Writes a wheel of the module `chartless` into the current directory.
+/// Writes a wheel of the module `chartless`, and what kernels use of matplotlib, into the current directory.
 const WHEEL: &str = r#"
 import zipfile
 info = "chartless-1.0.dist-info"
+FIGURE = """
+import struct, zlib
+def chunk(kind, data): return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+class Figure:
+    def __repr__(self): return "chart"
+    def savefig(self, file, **_):
+        rows = b"".join(b"\\0" + bytes(255 * (at < bar) for at in range(8)) for bar in self.bars)
+        head = struct.pack(">2I5B", 8, len(self.bars), 8, 0, 0, 0, 0)
+        file.write(b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+"""
+PYPLOT = """
+from .figure import Figure
+opened = {}
+def figure(number): return opened.setdefault(number, Figure())
+def get_fignums(): return list(opened)
+def close(_): opened.clear()
+"""
 with zipfile.ZipFile("chartless-1.0-py3-none-any.whl", "w") as wheel:
     wheel.writestr("chartless.py", "VALUE = 42\n")
+    wheel.writestr("matplotlib/__init__.py", "rcParams = {}\ndef get_backend(): return rcParams['backend']\n")
+    wheel.writestr("matplotlib/figure.py", FIGURE)
+    wheel.writestr("matplotlib/pyplot.py", PYPLOT)
     wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: chartless\nVersion: 1.0\n")
     wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
     wheel.writestr(f"{info}/RECORD", "")
@@ -274,8 +294,9 @@ async fn uv_installs_packages_where_it_is_and_pip_elsewhere() {
     );
 }
 
-/// Runs a table's sum, a failure and a package in a kind of sandbox, and returns what the model saw.
-async fn seen_on(backend: &str, env: TestEnv) -> Vec<String> {
+/// Runs a table's sum, a failure, and a chart by a package without network in a kind of sandbox. Returns what the model
+/// saw, and the chart.
+async fn seen_on(backend: &str, env: TestEnv) -> (Vec<String>, Vec<u8>) {
     let python = |code: &str| Turn::tool(ToolCall::new("python", json!({ "code": code })));
     let script = Script::new()
         .turn(python(
@@ -283,7 +304,12 @@ async fn seen_on(backend: &str, env: TestEnv) -> Vec<String> {
         ))
         .turn(python("sum(rows) / 0"))
         .turn(python("import chartless\nchartless.VALUE + sum(rows)"))
-        .turn(finish("done", &[]));
+        .turn(python(
+            "import socket, matplotlib.pyplot as plt\nplt.figure(1).bars = rows\n\
+             with open('chart.png', 'wb') as file: plt.figure(1).savefig(file)\n\
+             try: socket.create_connection(('192.0.2.1', 80), 10)\nexcept OSError: print('offline')",
+        ))
+        .turn(finish("done", &["chart.png"]));
     let server = ScriptedServer::start(script).await.unwrap();
     let env = with_wheel(env).with_server(&server.url());
     env.write("sales.csv", "day,sold\nMon,3\nTue,4\n");
@@ -294,11 +320,14 @@ async fn seen_on(backend: &str, env: TestEnv) -> Vec<String> {
         "chartless",
         "--input",
         "sales.csv",
+        "--output-dir",
+        "out",
     ];
     let run = ["run", "Sum", "--backend", backend];
     let exited = env.run(run.iter().chain(&flags)).await;
     assert_eq!(exited.code, Some(0), "{backend}: {exited:?}");
-    let body = server.requests()[3].body();
+    let chart = std::fs::read(env.path("out/chart.png")).unwrap();
+    let body = server.requests()[4].body();
     let messages = body["messages"].as_array().unwrap().iter();
     let results = messages.filter(|it| it["role"] == "tool");
     let text = |it: &serde_json::Value| match it["content"].as_str() {
@@ -308,26 +337,30 @@ async fn seen_on(backend: &str, env: TestEnv) -> Vec<String> {
     let results = results.map(text);
     let seen: Vec<String> = results.collect();
     if backend != "remote" {
-        return seen;
+        return (seen, chart);
     }
     let copied = "\n<advice>The packages were copied into the sandbox; there they are not protected from writing.</advice>";
     assert!(seen[0].contains(copied), "{seen:?}");
-    seen.iter().map(|text| text.replace(copied, "")).collect()
+    let seen = seen.iter().map(|text| text.replace(copied, ""));
+    (seen.collect(), chart)
 }
 
 #[tokio::test]
 async fn the_same_code_has_the_same_result_on_local_docker_and_remote() {
-    let local = seen_on("local", TestEnv::new()).await;
+    let on_local = seen_on("local", TestEnv::new()).await;
+    let (local, chart) = &on_local;
     assert!(local[0].contains("<stdout>2</stdout>"), "{local:?}");
     assert!(
         local[1].contains("ZeroDivisionError: division by zero"),
         "{local:?}"
     );
     assert!(local[2].contains("<result>49</result>"), "{local:?}");
+    assert!(local[3].contains("<stdout>offline</stdout>"), "{local:?}");
+    assert!(chart.starts_with(b"\x89PNG"), "{chart:?}");
 
     let served = TestEnv::new();
     let (server, client) = crate::serve::serve(&served, "local").await;
-    assert_eq!(seen_on("remote", client).await, local);
+    assert_eq!(seen_on("remote", client).await, on_local);
     drop(server);
 
     let variable = |name| std::env::var(name).ok();
@@ -336,7 +369,7 @@ async fn the_same_code_has_the_same_result_on_local_docker_and_remote() {
         return skip("no CANTLE_TEST_DOCKER_HOST; `cargo xtask test` starts an engine");
     };
     let env = TestEnv::new().set("DOCKER_HOST", host);
-    assert_eq!(seen_on(&format!("docker:{image}"), env).await, local);
+    assert_eq!(seen_on(&format!("docker:{image}"), env).await, on_local);
 }
 
 #[tokio::test]
