@@ -19,7 +19,7 @@ use clap::{CommandFactory as _, Parser as _};
 pub(crate) use self::chat::ChatArgs;
 pub(crate) use self::exec::ExecArgs;
 pub(crate) use self::files::{FilesCommand, StoredFilesArgs};
-use self::help::{DEMO_HELP, DOCTOR_HELP, RUN_HELP};
+use self::help::{DEMO_HELP, DOCTOR_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 pub(crate) use self::serve::{Preparation, ServeArgs, ServedToolsArgs, TemplateArg};
 use crate::delivery::StoreArgs;
@@ -127,7 +127,7 @@ pub(crate) struct GcArgs {
 
 /// Run a task: a model works on it with commands in a sandbox and delivers files
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_long_help = RUN_HELP)]
+#[command(after_long_help = help::of_run())]
 pub(crate) struct RunArgs {
     /// The task, as one argument; `-` reads it from standard input
     #[arg(required_unless_present = "resume")]

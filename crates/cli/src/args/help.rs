@@ -1,6 +1,13 @@
 //! The longer parts of help texts.
 
-pub(super) const RUN_HELP: &str = "\
+use crate::settings::layers;
+
+/// Returns the help of `cantle run`, with the settings as they are declared.
+pub(super) fn of_run() -> String {
+    RUN_HELP.replacen("SETTINGS", &layers::names().join(", "), 1)
+}
+
+const RUN_HELP: &str = "\
 Providers:
   --provider    base URL                       variable of the key
   openai        https://api.openai.com/v1      OPENAI_API_KEY
@@ -15,10 +22,8 @@ the current directory names gets no key, unless it is on this machine.
 
 Settings:
 A flag is preferred to its variable, and that to cantle.toml in the current directory, and that to \
-$XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
-max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
-price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
-max_repeats, strict_finish, timeout, parallel_commands, tools, search, package, package_host, refresh_packages, keep_days, keep_size, backend, policy, allow_host, deny_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
+$XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are SETTINGS; \
+an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \
 workspace does.
 

@@ -4,7 +4,6 @@ use clap::CommandFactory as _;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::settings::layers;
 
 fn try_parse<'a>(args: impl IntoIterator<Item = &'a &'a str>) -> Result<Command, Box<clap::Error>> {
     let args = ["cantle"].iter().chain(args).map(OsString::from);
@@ -21,14 +20,6 @@ fn run(args: &[&str]) -> Box<RunArgs> {
 #[test]
 fn definition_is_consistent() {
     Cli::command().debug_assert();
-}
-
-#[test]
-fn help_names_every_setting() {
-    for name in layers::names() {
-        let is_named = |text: &str| text.split([',', ' ', ';']).any(|word| word == name);
-        assert!(is_named(RUN_HELP), "{name}");
-    }
 }
 
 #[test]
