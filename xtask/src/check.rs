@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-use crate::{features, imports, layers, portable, shell, type_names, workspace};
+use crate::{features, imports, layers, portable, shell, traits, type_names, workspace};
 
 /// Check format, lints, docs, layers, features, other systems and tidiness.
 #[derive(clap::Args)]
@@ -30,6 +30,8 @@ enum Part {
     Imports,
     /// Unique type names within each crate
     Names,
+    /// No default methods in public traits, which wrappers could forget; forwarding for pointers
+    Traits,
     /// Each library with no feature, and with each alone
     Features,
     /// The local backend for other systems
@@ -70,6 +72,7 @@ impl Part {
             Part::Layers => return layers::check(),
             Part::Imports => return imports::check(),
             Part::Names => return type_names::check(),
+            Part::Traits => return traits::check(),
             Part::Features => return features::check(),
             Part::Portable => return portable::check(),
         };

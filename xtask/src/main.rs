@@ -25,6 +25,7 @@ mod source;
 mod test;
 #[cfg(test)]
 mod tidy;
+mod traits;
 mod type_names;
 mod workspace;
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::panic::AssertUnwindSafe;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use cantle_core::content::Content;
 use cantle_core::event::Finish;
 use cantle_core::message::{SharedMessage, ToolCall};
@@ -18,6 +19,7 @@ use crate::error::{RunError, RunErrorKind};
 /// The run waits for its hooks. Decisions are in the journal, so that a resumed run does not repeat
 /// those on calls that have started. A hook that panics ends the run with [`RunErrorKind::Hook`].
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait Hooks: fmt::Debug + Send + Sync {
     /// Called before the model is asked for a turn, with the conversation that it will see.
     async fn before_model(&self, turn: u32, messages: &[SharedMessage]) -> BeforeModel {

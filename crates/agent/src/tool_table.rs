@@ -31,12 +31,13 @@ impl ToolTable {
         let (mut by_name, mut traits, mut specs) = (HashMap::new(), HashMap::new(), Vec::new());
         for (tool, finishes) in all {
             let name = tool.tool.name().to_owned();
+            let properties = tool.tool.properties();
             let properties = ToolTraits {
                 finishes,
-                concurrency_safe: tool.tool.concurrency_safe(),
-                polls: tool.tool.polls(),
-                resumes: tool.tool.repeatable(),
-                accepts_text: tool.tool.accepts_text(),
+                concurrency_safe: properties.concurrency_safe,
+                polls: properties.polls,
+                resumes: properties.repeatable,
+                accepts_text: properties.accepts_text,
             };
             specs.push(tool.tool.spec().clone());
             traits.insert(name.clone(), properties);

@@ -1,5 +1,6 @@
 //! The sandbox: its container, its command runner, and its end.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,9 +9,9 @@ use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Connection, Enforcement, FileInfo, Isolation, Process, Sandbox,
-    SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest,
-    Survival, WriteOptions,
+    ByteRange, ByteStream, ChangeNotice, Connection, Enforcement, FileInfo, Isolation, Process,
+    Sandbox, SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest,
+    Survival, Walk, WriteOptions, walk_by_command,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
@@ -176,6 +177,14 @@ impl Sandbox for DockerSandbox {
         delegate!(self, list(path))
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         delegate!(self, mkdir(path))
     }
@@ -208,6 +217,22 @@ impl Sandbox for DockerSandbox {
             return Err(SandboxError::unsupported(message));
         }
         self.map_gone(relay.open_port(port).await)
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the docker backend watches no directories",
+        ))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the docker backend reads no attributes",
+        ))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

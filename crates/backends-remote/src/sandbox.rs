@@ -1,12 +1,14 @@
 //! A sandbox of the remote backend, and its handle.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
-    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival, WriteOptions,
+    ByteRange, ByteStream, ChangeNotice, Connection, FileInfo, Process, Sandbox, SandboxError,
+    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival, Walk,
+    WriteOptions, walk_by_command,
 };
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +82,14 @@ impl Sandbox for RemoteSandbox {
         files::list(&self.shared, path).await
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         files::mkdir(&self.shared, path).await
     }
@@ -90,6 +100,28 @@ impl Sandbox for RemoteSandbox {
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         files::rename(&self.shared, from, to).await
+    }
+
+    async fn connect(&self, _: u16) -> Result<Connection, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the remote backend can't connect to ports of a sandbox",
+        ))
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the remote backend watches no directories",
+        ))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the remote backend reads no attributes",
+        ))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
@@ -121,6 +122,7 @@ impl CodeEnd {
 
 /// The receiver of a call's output. The code waits while a method does.
 #[async_trait]
+#[auto_impl(&mut, Box)]
 pub trait CodeObserver: Send {
     /// Receives a piece of output.
     async fn output(&mut self, channel: Channel, bytes: Bytes);
@@ -133,6 +135,7 @@ pub trait CodeObserver: Send {
 }
 
 /// Configuration of an interpreter.
+#[auto_impl(Arc, Box)]
 pub trait CodeInterpreter: fmt::Debug + Send + Sync {
     /// Opens a session in a sandbox, which stays its owner's to close. Dropping the session ends its interpreters.
     fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession>;
@@ -140,6 +143,7 @@ pub trait CodeInterpreter: fmt::Debug + Send + Sync {
 
 /// Contexts in one sandbox.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait CodeSession: Send + Sync {
     /// Executes code. Calls in one context wait for each other. Dropping the future ends the context's interpreter.
     ///

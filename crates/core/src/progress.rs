@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use auto_impl::auto_impl;
+
 /// Receives the output of a running tool, or of a backend that opens a sandbox. Only for display:
 /// pieces may be joined or dropped.
+#[auto_impl(&, Arc, Box)]
 pub trait Progress: fmt::Debug + Send + Sync {
     /// Receives a piece of output.
     fn output(&self, text: &str);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use cantle_core::tool::Progress;
 
 /// A package whose program is a server.
@@ -63,6 +64,7 @@ impl fmt::Debug for InstalledPackage {
 
 /// Installs the packages of servers before these start, without what the server may see or reach.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait PackageInstaller: fmt::Debug + Send + Sync {
     /// Installs a package, unless it is installed.
     ///

@@ -19,7 +19,7 @@ use cantle_core::sandbox::{
 };
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
-    ToolProvider, ToolSet,
+    ToolProperties, ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -393,9 +393,12 @@ impl Tool for RunPython {
         &self.description
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        // Each execution has its own, and keeps what it wrote by then.
-        None
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            // Each execution has its own, and keeps what it wrote by then.
+            timeout: None,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {

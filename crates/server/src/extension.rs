@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use axum::body::Body;
 use axum::response::Response;
 use cantle_core::principal::PrincipalId;
@@ -14,6 +15,7 @@ use crate::fleet::{Fleet, SandboxPlace};
 
 /// A service at a path of its own.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait Extension: Send + Sync {
     /// Answers a request of a client that has a key.
     async fn answer(&self, client: ExtensionClient, request: Request<Body>) -> Response;

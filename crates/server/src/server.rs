@@ -48,8 +48,8 @@ impl Server {
     ///
     /// SDKs expect the home directory `/home/user`; configure the backend's working directory accordingly
     /// (`LocalBackend::workspace_at`). Responses contain the backend's actual paths.
-    pub fn builder(backend: Arc<dyn Backend>) -> ServerBuilder {
-        ServerBuilder::new(backend)
+    pub fn builder(backend: impl Backend + 'static) -> ServerBuilder {
+        ServerBuilder::new(Arc::new(backend))
     }
 
     async fn bind(

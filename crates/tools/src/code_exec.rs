@@ -17,7 +17,7 @@ use cantle_core::sandbox::{
 };
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
-    ToolProvider, ToolSet,
+    ToolProperties, ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -329,17 +329,17 @@ impl Tool for RunCommand {
         &self.configuration.name
     }
 
-    fn concurrency_safe(&self) -> bool {
-        self.configuration.parallel
-    }
-
     fn description(&self) -> &str {
         &self.description
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        // Each command has its own, and keeps what it wrote by then.
-        None
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            concurrency_safe: self.configuration.parallel,
+            // Each command has its own, and keeps what it wrote by then.
+            timeout: None,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {

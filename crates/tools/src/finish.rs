@@ -6,7 +6,9 @@ use std::marker::PhantomData;
 
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath, reserved_name};
-use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use cantle_core::tool::{
+    DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties, ToolSpec,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -48,12 +50,12 @@ impl Tool for Finish {
          checked, or can't be done."
     }
 
-    fn repeatable(&self) -> bool {
-        true
-    }
-
-    fn accepts_text(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            accepts_text: true,
+            repeatable: true,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -138,6 +140,10 @@ impl<T: DeserializeOwned + JsonSchema + Send + 'static> Tool for FinishWith<T> {
 
     fn description(&self) -> &str {
         &self.description
+    }
+
+    fn properties(&self) -> ToolProperties {
+        ToolProperties::default()
     }
 
     async fn call(&self, _: T, _: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -1,10 +1,8 @@
 //! The tool `user_input`.
 
-use std::time::Duration;
-
 use cantle_core::metadata::Metadata;
 use cantle_core::tool::{
-    DynTool, Question, Tool, ToolContext, ToolError, ToolErrorKind, ToolOutput,
+    DynTool, Question, Tool, ToolContext, ToolError, ToolErrorKind, ToolOutput, ToolProperties,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -57,17 +55,14 @@ impl Tool for UserInput {
          yourself: the user may take long to answer."
     }
 
-    fn repeatable(&self) -> bool {
-        // A question without an answer is asked again when the run is resumed.
-        true
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        None
-    }
-
-    fn polls(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            polls: true,
+            // A question without an answer is asked again when the run is resumed.
+            repeatable: true,
+            timeout: None,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {

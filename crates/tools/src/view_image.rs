@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, Media, MediaError, MediaErrorKind, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath};
-use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput};
+use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -52,8 +52,11 @@ impl Tool for ViewImage {
          details, cut out the part you need first."
     }
 
-    fn concurrency_safe(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            concurrency_safe: true,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, Media, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SandboxPath};
-use cantle_core::tool::{Tool, ToolContext, ToolError, ToolOutput};
+use cantle_core::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolProperties};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -319,12 +319,12 @@ impl Tool for FetchWebPage {
         &self.description
     }
 
-    fn concurrency_safe(&self) -> bool {
-        true
-    }
-
-    fn repeatable(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            concurrency_safe: true,
+            repeatable: true,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use cantle_core::escape::shorten;
 use cantle_core::metadata::Metadata;
-use cantle_core::tool::{Tool, ToolContext, ToolError, ToolOutput};
+use cantle_core::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolProperties};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -33,6 +34,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 /// Searches the web.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait SearchProvider: fmt::Debug + Send + Sync {
     /// Returns the provider's name, for messages.
     fn name(&self) -> &str;
@@ -133,12 +135,12 @@ impl Tool for WebSearch {
         &self.description
     }
 
-    fn concurrency_safe(&self) -> bool {
-        true
-    }
-
-    fn repeatable(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            concurrency_safe: true,
+            repeatable: true,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: SearchParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {

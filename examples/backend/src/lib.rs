@@ -12,6 +12,7 @@
 mod command;
 mod files;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,9 +20,9 @@ use async_trait::async_trait;
 use cantle_core::ids::unique_id;
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend, ByteRange, ByteStream, EnforcedBy, Enforcement, FileInfo, Process, Sandbox,
-    SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath, SpawnRequest,
-    WriteOptions,
+    Backend, ByteRange, ByteStream, ChangeNotice, Connection, EnforcedBy, Enforcement, FileInfo,
+    Process, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo,
+    SandboxPath, SpawnRequest, Walk, WriteOptions, walk_by_command,
 };
 use tempfile::TempDir;
 
@@ -63,6 +64,14 @@ impl Backend for PlainBackend {
             is_closed: AtomicBool::new(false),
             directory,
         }))))
+    }
+
+    async fn reattach(
+        &self,
+        _: &SandboxHandle,
+        _: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        Err(SandboxError::unsupported("the plain backend keeps no sandboxes"))
     }
 }
 
@@ -142,6 +151,14 @@ impl Sandbox for PlainSandbox {
         self.0.files.list(path)
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.0.check()?;
         self.0.files.mkdir(path)
@@ -155,6 +172,26 @@ impl Sandbox for PlainSandbox {
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.0.check()?;
         self.0.files.rename(from, to)
+    }
+
+    async fn connect(&self, _: u16) -> Result<Connection, SandboxError> {
+        Err(SandboxError::unsupported("the plain backend can't connect to ports"))
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported("the plain backend watches no directories"))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported("the plain backend reads no attributes"))
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        Err(SandboxError::unsupported("the plain backend keeps no sandboxes"))
     }
 
     async fn close(&self) -> Result<(), SandboxError> {

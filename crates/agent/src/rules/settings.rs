@@ -49,7 +49,7 @@ pub(crate) fn default_max_repeats() -> Option<NonZeroU32> {
 pub enum TextAnswers {
     /// The model is reminded of the finish tools. If it goes on in text (three times, or with the same answer), the
     /// run ends as [`AnsweredInText`](cantle_core::event::RunStatus::AnsweredInText), provided that the only finish
-    /// tool [accepts text](cantle_core::tool::Tool::accepts_text).
+    /// tool [accepts text](cantle_core::tool::ToolProperties::accepts_text).
     #[default]
     Remind,
     /// The model is reminded of the finish tools, up to the limits of the run.

@@ -34,7 +34,7 @@ impl From<Decision> for Decided {
 
 /// Refuses a call of a tool above the principal's level, whatever was decided on it before.
 pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<Decision> {
-    let level = resources.tools.get(&call.name)?.tool.level();
+    let level = resources.tools.get(&call.name)?.tool.properties().level;
     let reason = level.refusal(&call.name, resources.principal.as_ref())?;
     Some(reject(reason))
 }

@@ -398,7 +398,7 @@ impl Driver {
             .iter()
             .map(|(index, call)| {
                 let tool = self.resources.tools.get(&call.call.name);
-                let repeatable = tool.is_some_and(|tool| tool.tool.repeatable());
+                let repeatable = tool.is_some_and(|tool| tool.tool.properties().repeatable);
                 (*index, call.abandoned(reason, repeatable, &self.scope))
             })
             .collect();

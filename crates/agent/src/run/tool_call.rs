@@ -75,7 +75,7 @@ impl RunningCall {
             Some(tool) => match tool.tool.parse(&call.arguments) {
                 Ok(parsed) => {
                     repairs = parsed.repairs.len();
-                    is_repeatable = tool.tool.repeatable();
+                    is_repeatable = tool.tool.properties().repeatable;
                     if finishes {
                         arguments.clone_from(&parsed.arguments);
                     }
@@ -139,7 +139,7 @@ impl RunningCall {
         let called = AssertUnwindSafe(called).catch_unwind().map(|ended| {
             ended.unwrap_or_else(|payload| Err(ToolError::from_panic(payload.as_ref())))
         });
-        let Some(timeout) = tool.tool.timeout() else {
+        let Some(timeout) = tool.tool.properties().timeout else {
             return called.await;
         };
         tokio::pin!(called);

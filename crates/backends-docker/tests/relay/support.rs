@@ -1,5 +1,6 @@
 //! A backend whose sandboxes are directories of this host, each with its own relay.
 
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -13,9 +14,9 @@ use async_trait::async_trait;
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend, ByteRange, ByteStream, Connection, EnforcedBy, Enforcement, FileInfo, Process,
-    Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath,
-    SpawnRequest, WriteOptions,
+    Backend, ByteRange, ByteStream, ChangeNotice, Connection, EnforcedBy, Enforcement, FileInfo,
+    Process, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo,
+    SandboxPath, SpawnRequest, Walk, WriteOptions, walk_by_command,
 };
 use cantle_proxy::ProxySettings;
 use cantle_supervisor::PROGRAM;
@@ -248,6 +249,14 @@ impl Backend for RelayBackend {
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         Ok(self.open_under(&cx.policy).await?)
     }
+
+    async fn reattach(
+        &self,
+        _: &SandboxHandle,
+        _: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        Err(SandboxError::unsupported("nothing here is kept"))
+    }
 }
 
 #[derive(Debug)]
@@ -311,6 +320,14 @@ impl Sandbox for RelaySandbox {
         self.relay.list(path).await
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.check()?;
         self.relay.mkdir(path).await
@@ -329,6 +346,22 @@ impl Sandbox for RelaySandbox {
     async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
         self.check()?;
         self.relay.open_port(port).await
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported("nothing here watches"))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported("nothing here has attributes"))
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        Err(SandboxError::unsupported("nothing here is kept"))
     }
 
     async fn close(&self) -> Result<(), SandboxError> {

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_backends_local::LocalBackend;
@@ -34,7 +33,7 @@ impl TestServer {
         let local = LocalBackend::new()
             .in_directory(directory.path())
             .workspace_at("/home/user");
-        let server = configure(Server::builder(Arc::new(local)))
+        let server = configure(Server::builder(local))
             .bind("127.0.0.1:0".parse().unwrap())
             .await
             .unwrap();

@@ -66,9 +66,9 @@ pub(crate) async fn perform(
     interpreter.requirements().add_to(&mut policy);
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
     let mut builder = Server::builder(backend)
-        .interpreter(Arc::new(interpreter))
+        .interpreter(interpreter)
         .policy(policy)
-        .extension("/mcp", Arc::new(mcp))
+        .extension("/mcp", mcp)
         .limits(limits)
         .state_directory(state.server());
     for TemplateArg { name, backend } in &args.template {

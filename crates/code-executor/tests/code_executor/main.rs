@@ -243,7 +243,7 @@ async fn a_call_has_more_time_than_its_code() {
         if ["run_python", "run_shell"].contains(&tool.name()) {
             // The code has 60 seconds at most, and its end some more.
             assert!(
-                tool.timeout().unwrap() > Duration::from_secs(90),
+                tool.properties().timeout.unwrap() > Duration::from_secs(90),
                 "{tool:?}"
             );
         }

@@ -10,10 +10,10 @@ mod request;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use futures_core::Stream;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,7 @@ pub type ChatStream = Pin<Box<dyn Stream<Item = Result<ChatEvent, LlmError>> + S
     message = "`{Self}` is not a model client",
     note = "implement `LlmClient` from `cantle_core::llm`"
 )]
+#[auto_impl(Arc, Box)]
 pub trait LlmClient: fmt::Debug + Send + Sync + 'static {
     /// Describes the client's model.
     fn model(&self) -> &ModelInfo;
@@ -75,23 +76,6 @@ mod sealed {
     pub trait SealedClient {}
     impl<C: super::LlmClient + ?Sized> SealedClient for C {}
 }
-
-macro_rules! forward_to_pointee {
-    ($pointer:ident) => {
-        impl<C: LlmClient + ?Sized> LlmClient for $pointer<C> {
-            fn model(&self) -> &ModelInfo {
-                (**self).model()
-            }
-
-            fn stream(&self, request: ChatRequest) -> ChatStream {
-                (**self).stream(request)
-            }
-        }
-    };
-}
-
-forward_to_pointee!(Arc);
-forward_to_pointee!(Box);
 
 /// Folds the events of one model call into its [`Completion`].
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
 use std::error::Error as _;
+use std::sync::Arc;
 
 use futures_util::stream;
 use serde_json::json;

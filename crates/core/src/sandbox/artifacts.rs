@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use sha2::{Digest as _, Sha256};
@@ -26,6 +27,7 @@ const MAGIC_BYTES: usize = 8 * 1024;
 /// Receives the contents of [artifacts](super::SandboxExt::artifacts): a [directory](DirectorySink), [memory](MemorySink), an
 /// object store. `()` keeps none.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait ArtifactSink: fmt::Debug + Send + Sync {
     /// Stores a file by its path below the directory that was walked; a later one replaces it. The content is read to its
     /// end, and only then is the file complete.
@@ -33,13 +35,6 @@ pub trait ArtifactSink: fmt::Debug + Send + Sync {
     /// # Errors
     /// The error of `content`, or why the file can't be stored, for which it is refused.
     async fn store(&self, path: &SandboxPath, content: ByteStream) -> Result<(), SandboxError>;
-}
-
-#[async_trait]
-impl<S: ArtifactSink + ?Sized> ArtifactSink for Arc<S> {
-    async fn store(&self, path: &SandboxPath, content: ByteStream) -> Result<(), SandboxError> {
-        (**self).store(path, content).await
-    }
 }
 
 #[async_trait]

@@ -20,7 +20,6 @@ mod error;
 mod exit;
 mod ext;
 mod files;
-mod forward;
 mod host;
 mod info;
 mod matching;
@@ -42,6 +41,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use bytes::Bytes;
 use futures_core::Stream;
 
@@ -90,6 +90,7 @@ pub type OutputStream =
     message = "`{Self}` is not a sandbox backend",
     note = "implement `Backend` from `cantle_core::sandbox`"
 )]
+#[auto_impl(Arc, Box)]
 pub trait Backend: fmt::Debug + Send + Sync {
     /// The backend's name in reports, e.g. `local`.
     fn name(&self) -> &str;
@@ -112,13 +113,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
         &self,
         handle: &SandboxHandle,
         cx: SandboxContext,
-    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let _ = (handle, cx);
-        Err(SandboxError::unsupported(format!(
-            "the {} backend keeps no sandboxes",
-            self.name()
-        )))
-    }
+    ) -> Result<Arc<dyn Sandbox>, SandboxError>;
 }
 
 /// Arguments of [`Backend::open`] and [`Backend::reattach`].
@@ -188,6 +183,7 @@ impl SandboxHandle {
 /// Dropping it without [`close`](Self::close) kills its commands and removes what it can, perhaps after the drop
 /// has returned.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait Sandbox: fmt::Debug + Send + Sync {
     /// Describes the sandbox and how each policy field is enforced.
     fn info(&self) -> &SandboxInfo;
@@ -234,18 +230,13 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError>;
 
     /// Lists up to `max_entries` files, directories and links below a directory, recursively, without following links.
-    /// Directories that can't be read, and those with paths longer than `PATH_MAX`, are [named](Walk::refused). By
-    /// default this is [`walk_by_command`].
+    /// Directories that can't be read, and those with paths longer than `PATH_MAX`, are [named](Walk::refused).
+    /// [`walk_by_command`] is an implementation for every sandbox with a shell.
     ///
     /// # Errors
     /// As [`list`](Self::list), for the directory itself.
-    async fn walk(
-        &self,
-        directory: &SandboxPath,
-        max_entries: usize,
-    ) -> Result<Walk, SandboxError> {
-        walk_by_command(self, directory, max_entries).await
-    }
+    async fn walk(&self, directory: &SandboxPath, max_entries: usize)
+    -> Result<Walk, SandboxError>;
 
     /// Creates a directory and its parents; an existing directory is not an error.
     ///
@@ -272,11 +263,7 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// [`SandboxErrorKind::NotFound`] if no server listens there, [`SandboxErrorKind::Unavailable`] if too many
     /// connections are open, [`SandboxErrorKind::Unsupported`] if the backend can't connect or the sandbox has no
     /// loopback interface of its own.
-    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
-        let backend = &self.info().backend;
-        let message = format!("the {backend} backend can't connect to port {port} of a sandbox");
-        Err(SandboxError::unsupported(message))
-    }
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError>;
 
     /// Watches directories, not recursively, until an entry of one of them is created, removed, renamed, written or
     /// changed otherwise. Directories that do not exist are skipped: list them after this call to find out. A change
@@ -285,11 +272,7 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`SandboxErrorKind::Unsupported`] if the backend can't, [`SandboxErrorKind::Unavailable`] if too many
     /// directories are watched, [`SandboxErrorKind::OutsideSandbox`] for a directory that only commands see.
-    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
-        let _ = directories;
-        let message = format!("the {} backend watches no directories", self.info().backend);
-        Err(SandboxError::unsupported(message))
-    }
+    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError>;
 
     /// Reads extended attributes of files and directories (`getxattr(2)`), for each path by name: those whose names begin
     /// with `prefix`, such as `user.`, without it. Links are not followed. Attributes that are not UTF-8 are left out,
@@ -301,20 +284,14 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
         &self,
         paths: &[SandboxPath],
         prefix: &str,
-    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
-        let _ = (paths, prefix);
-        let message = format!("the {} backend reads no attributes", self.info().backend);
-        Err(SandboxError::unsupported(message))
-    }
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError>;
 
     /// Keeps the sandbox for [`Backend::reattach`] after it is dropped, to the extent that
     /// [`SandboxInfo::survival`] states. [`close`](Self::close) still removes it.
     ///
     /// # Errors
     /// [`SandboxErrorKind::Unsupported`] if the backend can't keep sandboxes.
-    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
-        Err(SandboxError::unsupported("this sandbox can't be kept"))
-    }
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError>;
 
     /// Kills all commands and removes the sandbox. A second call does nothing.
     ///
@@ -325,6 +302,7 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
 
 /// One running command. Dropping it kills it and its descendants.
 #[async_trait]
+#[auto_impl(Box)]
 pub trait Process: Send {
     /// The process id as seen inside the sandbox, if there is one.
     fn id(&self) -> Option<u32>;
@@ -346,10 +324,7 @@ pub trait Process: Send {
     ///
     /// # Errors
     /// [`SandboxErrorKind::Unsupported`] if the command has no terminal.
-    async fn resize(&mut self, size: PtySize) -> Result<(), SandboxError> {
-        let _ = size;
-        Err(SandboxError::unsupported("the command has no terminal"))
-    }
+    async fn resize(&mut self, size: PtySize) -> Result<(), SandboxError>;
 
     /// Takes the notes on what the running command could not do, such as hosts that were refused: those since the last
     /// call, which are not among the notes of its exit then. Empty by default, for backends that refuse nothing.
@@ -366,6 +341,7 @@ pub trait Process: Send {
 
 /// The input of a running command. Dropping it closes the input.
 #[async_trait]
+#[auto_impl(Box)]
 pub trait ProcessStdin: Send {
     /// Writes all of `data`, waiting until the command has room for it.
     ///

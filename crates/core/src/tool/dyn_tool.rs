@@ -10,21 +10,15 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::arguments::{self, ArgumentError, ParsedArguments};
-use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolProperties, ToolSpec, schema};
 use crate::principal::Level;
 
 /// A type-erased tool. Cheap to clone and shared by all sessions.
 #[must_use]
 #[derive(Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "independent properties")]
 pub struct DynTool {
     spec: Arc<ToolSpec>,
-    concurrency_safe: bool,
-    polls: bool,
-    repeatable: bool,
-    accepts_text: bool,
-    level: Level,
-    timeout: Option<Duration>,
+    properties: ToolProperties,
     forwarding: Option<Arc<Forwarding>>,
     body: Arc<Body>,
 }
@@ -48,13 +42,7 @@ impl DynTool {
                 tool.call(params, cx).await
             }
         };
-        Self::from_schema(spec, call)
-            .with_concurrency_safe(tool.concurrency_safe())
-            .with_polls(tool.polls())
-            .with_repeatable(tool.repeatable())
-            .with_accepts_text(tool.accepts_text())
-            .with_level(tool.level())
-            .with_timeout(tool.timeout())
+        Self::from_schema(spec, call).with_properties(tool.properties())
     }
 
     /// Creates a tool from a JSON schema. Arguments are checked for types, required and unknown
@@ -81,12 +69,7 @@ impl DynTool {
     {
         Self {
             spec: Arc::new(spec),
-            concurrency_safe: false,
-            polls: false,
-            repeatable: false,
-            accepts_text: false,
-            level: Level::Guest,
-            timeout: Some(DEFAULT_TIMEOUT),
+            properties: ToolProperties::default(),
             forwarding: None,
             body: Arc::new(move |arguments, cx| Box::pin(call(arguments, cx))),
         }
@@ -128,39 +111,39 @@ impl DynTool {
         })
     }
 
-    /// Sets whether [calls may run concurrently](Tool::concurrency_safe).
+    /// Sets all properties.
+    pub fn with_properties(mut self, properties: ToolProperties) -> Self {
+        self.properties = properties;
+        self
+    }
+
+    /// Sets [`ToolProperties::concurrency_safe`].
     pub fn with_concurrency_safe(mut self, safe: bool) -> Self {
-        self.concurrency_safe = safe;
+        self.properties.concurrency_safe = safe;
         self
     }
 
-    /// Sets whether [repeated calls are normal](Tool::polls).
+    /// Sets [`ToolProperties::polls`].
     pub fn with_polls(mut self, polls: bool) -> Self {
-        self.polls = polls;
+        self.properties.polls = polls;
         self
     }
 
-    /// Sets whether [lost calls may be repeated](Tool::repeatable).
+    /// Sets [`ToolProperties::repeatable`].
     pub fn with_repeatable(mut self, repeatable: bool) -> Self {
-        self.repeatable = repeatable;
+        self.properties.repeatable = repeatable;
         self
     }
 
-    /// Sets whether [an answer in text may end the run](Tool::accepts_text).
-    pub fn with_accepts_text(mut self, accepts: bool) -> Self {
-        self.accepts_text = accepts;
-        self
-    }
-
-    /// Sets the [level](Tool::level) that a principal needs.
+    /// Sets [`ToolProperties::level`].
     pub fn with_level(mut self, level: Level) -> Self {
-        self.level = level;
+        self.properties.level = level;
         self
     }
 
-    /// Sets the [time limit](Tool::timeout) for one call.
+    /// Sets [`ToolProperties::timeout`].
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.timeout = timeout;
+        self.properties.timeout = timeout;
         self
     }
 
@@ -193,34 +176,9 @@ impl DynTool {
         self.spec.name()
     }
 
-    /// Returns the [level](Tool::level) that a principal needs.
-    pub fn level(&self) -> Level {
-        self.level
-    }
-
-    /// Returns whether [calls may run concurrently](Tool::concurrency_safe).
-    pub fn concurrency_safe(&self) -> bool {
-        self.concurrency_safe
-    }
-
-    /// Returns whether [repeated calls are normal](Tool::polls).
-    pub fn polls(&self) -> bool {
-        self.polls
-    }
-
-    /// Returns whether [lost calls may be repeated](Tool::repeatable).
-    pub fn repeatable(&self) -> bool {
-        self.repeatable
-    }
-
-    /// Returns whether [an answer in text may end the run](Tool::accepts_text).
-    pub fn accepts_text(&self) -> bool {
-        self.accepts_text
-    }
-
-    /// Returns the [time limit](Tool::timeout) for one call.
-    pub fn timeout(&self) -> Option<Duration> {
-        self.timeout
+    /// Returns how the tool may be called.
+    pub fn properties(&self) -> &ToolProperties {
+        &self.properties
     }
 
     /// Parses the model's arguments, repairs unambiguous mistakes and checks the result against the

@@ -10,7 +10,6 @@ mod context;
 mod decision;
 mod dyn_tool;
 mod error;
-mod forward;
 mod provider;
 mod question;
 mod requirements;
@@ -22,6 +21,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use auto_impl::auto_impl;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -42,13 +42,10 @@ use crate::metadata::Metadata;
 use crate::principal::Level;
 pub use crate::progress::{NoProgress, Progress};
 
-/// Default time limit for one call.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-
 /// A tool with typed parameters.
 ///
 /// ```
-/// use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput};
+/// use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties};
 ///
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// struct Greeting {
@@ -69,6 +66,10 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 ///         "Greets a person by name."
 ///     }
 ///
+///     fn properties(&self) -> ToolProperties {
+///         ToolProperties::default()
+///     }
+///
 ///     async fn call(&self, params: Greeting, _: ToolContext) -> Result<ToolOutput, ToolError> {
 ///         Ok(ToolOutput::text(format!("Hello {}!", params.name)))
 ///     }
@@ -81,6 +82,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
     message = "`{Self}` is not a tool",
     note = "implement `Tool` from `cantle_core::tool`, or put `#[tool]` on a function and call it: `my_tool()` is the tool"
 )]
+#[auto_impl(Arc, Box)]
 pub trait Tool: Send + Sync + 'static {
     /// The parameters, an object. Its field docs become descriptions for the model.
     type Params: DeserializeOwned + JsonSchema + Send;
@@ -91,37 +93,8 @@ pub trait Tool: Send + Sync + 'static {
     /// The description for the model.
     fn description(&self) -> &str;
 
-    /// Whether calls may run concurrently with other such calls of the same turn.
-    fn concurrency_safe(&self) -> bool {
-        false
-    }
-
-    /// Whether repeating the same call with the same result is normal. For other tools, repetition
-    /// means that the model is stuck, and ends the run.
-    fn polls(&self) -> bool {
-        false
-    }
-
-    /// Whether an answer of the model in text may end the run in place of a call of this finish tool.
-    fn accepts_text(&self) -> bool {
-        false
-    }
-
-    /// Whether a call whose result was lost may be repeated, because it is idempotent. A resumed run
-    /// repeats such a call; other calls are answered as interrupted.
-    fn repeatable(&self) -> bool {
-        false
-    }
-
-    /// The level that a principal needs to call the tool.
-    fn level(&self) -> Level {
-        Level::Guest
-    }
-
-    /// Time limit for one call; `None` for a tool with limits of its own.
-    fn timeout(&self) -> Option<Duration> {
-        Some(DEFAULT_TIMEOUT)
-    }
+    /// Returns how the tool may be called. A wrapper returns those of the tool that it wraps.
+    fn properties(&self) -> ToolProperties;
 
     /// Runs the tool. It must not block; see [`DynTool::blocking`].
     ///
@@ -133,6 +106,53 @@ pub trait Tool: Send + Sync + 'static {
         params: Self::Params,
         cx: ToolContext,
     ) -> impl Future<Output = Result<ToolOutput, ToolError>> + Send;
+}
+
+/// How a tool may be called.
+///
+/// Tools set the properties they need, and keep the defaults of the others:
+///
+/// ```
+/// use cantle_core::tool::ToolProperties;
+///
+/// let properties = ToolProperties { repeatable: true, ..ToolProperties::default() };
+/// assert!(!properties.concurrency_safe);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "written with the rest of the default, so that a new property changes no tool"
+)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties")]
+pub struct ToolProperties {
+    /// Whether calls may run concurrently with other such calls of the same turn.
+    pub concurrency_safe: bool,
+    /// Whether repeating the same call with the same result is normal. For other tools, repetition
+    /// means that the model is stuck, and ends the run.
+    pub polls: bool,
+    /// Whether an answer of the model in text may end the run in place of a call of this finish tool.
+    pub accepts_text: bool,
+    /// Whether a call whose result was lost may be repeated, because it is idempotent. A resumed run
+    /// repeats such a call; other calls are answered as interrupted.
+    pub repeatable: bool,
+    /// The level that a principal needs to call the tool.
+    pub level: Level,
+    /// Time limit for one call; `None` for a tool with limits of its own.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for ToolProperties {
+    /// For guests, one call at a time, with a limit of ten minutes.
+    fn default() -> Self {
+        Self {
+            concurrency_safe: false,
+            polls: false,
+            accepts_text: false,
+            repeatable: false,
+            level: Level::Guest,
+            timeout: Some(Duration::from_secs(600)),
+        }
+    }
 }
 
 /// A tool's name, description and parameters, as sent to the model.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,7 @@ use crate::sandbox::{Sandbox, SandboxError, SandboxHandle};
     message = "`{Self}` is not a tool provider",
     note = "implement `ToolProvider` from `cantle_core::tool`; a single tool needs none, see `DynTool`"
 )]
+#[auto_impl(Arc, Box)]
 pub trait ToolProvider: fmt::Debug + Send + Sync {
     /// The provider's name in errors and warnings.
     fn name(&self) -> &str;
@@ -65,6 +67,26 @@ pub trait ToolSet: Send + Sync {
     /// # Errors
     /// As [`close`](Self::close).
     async fn suspend(self: Box<Self>) -> Result<(), ProviderError>;
+}
+
+/// By hand: `auto_impl` does not forward methods that consume.
+#[async_trait]
+impl<T: ToolSet + ?Sized> ToolSet for Box<T> {
+    fn tools(&self) -> Vec<DynTool> {
+        (**self).tools()
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        (**self).sandbox()
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        (*self).close().await
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        (*self).suspend().await
+    }
 }
 
 /// Arguments of [`ToolProvider::open`].

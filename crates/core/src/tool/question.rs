@@ -9,6 +9,7 @@ mod channel;
 use std::fmt;
 
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 use serde::{Deserialize, Serialize};
 
 pub use self::channel::{AnswerError, AnswerHandle, ChannelUser, QuestionReceiver, user_channel};
@@ -18,6 +19,7 @@ use crate::ids::RunId;
 
 /// A user interface that can ask the user during a run.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait AskUser: Send + Sync {
     /// Returns whether a user is available, which the system prompt states.
     fn is_available(&self) -> bool;

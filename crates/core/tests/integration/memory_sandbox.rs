@@ -8,9 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Channel, Exit, ExitStatus, FileInfo, FileKind, OutputChunk,
-    OutputStream, Process, ProcessStdin, Sandbox, SandboxError, SandboxErrorKind, SandboxInfo,
-    SandboxPath, Signal, SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, ChangeNotice, Channel, Connection, Exit, ExitStatus, FileInfo, FileKind,
+    OutputChunk, OutputStream, Process, ProcessStdin, PtySize, Sandbox, SandboxError,
+    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, Signal, SpawnRequest, Walk,
+    WriteOptions, walk_by_command,
 };
 use futures_util::{StreamExt as _, stream};
 
@@ -237,6 +238,14 @@ impl Sandbox for MemorySandbox {
         Err(SandboxError::unsupported("nothing here lists"))
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.put(path, Node::Directory);
         Ok(())
@@ -248,6 +257,26 @@ impl Sandbox for MemorySandbox {
 
     async fn rename(&self, _: &SandboxPath, _: &SandboxPath) -> Result<(), SandboxError> {
         Err(SandboxError::unsupported("nothing here renames"))
+    }
+
+    async fn connect(&self, _: u16) -> Result<Connection, SandboxError> {
+        Err(SandboxError::unsupported("nothing here connects"))
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported("nothing here watches"))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported("nothing here has attributes"))
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        Err(SandboxError::unsupported("nothing here is kept"))
     }
 
     async fn close(&self) -> Result<(), SandboxError> {
@@ -283,6 +312,10 @@ impl Process for WrittenDown {
 
     async fn signal(&mut self, _: Signal) -> Result<(), SandboxError> {
         Ok(())
+    }
+
+    async fn resize(&mut self, _: PtySize) -> Result<(), SandboxError> {
+        Err(SandboxError::unsupported("the command has no terminal"))
     }
 
     async fn wait(&mut self) -> Result<Exit, SandboxError> {

@@ -174,7 +174,7 @@ fn the_spec_has_name_docs_and_parameters() {
             "required": ["name"],
         })
     );
-    assert!(!tool.concurrency_safe());
+    assert!(!tool.properties().concurrency_safe);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_attribute_overrides_name_and_description() {
     let tool = calculate();
     assert_eq!(tool.name(), "calculate-it");
     assert_eq!(tool.spec().description(), "Calculates.");
-    assert!(tool.concurrency_safe());
+    assert!(tool.properties().concurrency_safe);
     assert_eq!(
         tool.spec().parameters(),
         &json!({
@@ -214,7 +214,10 @@ async fn any_serializable_value_and_any_error_is_a_result() {
 async fn methods_are_tools_that_share_their_state() {
     let counter = Arc::new(Counter(AtomicU64::new(1)));
     let (add, count) = (counter.add(), counter.current());
-    assert_eq!((add.name(), add.concurrency_safe()), ("add", true));
+    assert_eq!(
+        (add.name(), add.properties().concurrency_safe),
+        ("add", true)
+    );
     assert_eq!(add.spec().parameters()["required"], json!(["n"]));
     assert_eq!(text(&add, json!({"n": 4})).await, "5");
     assert_eq!(text(&counter.add(), json!({"n": 1})).await, "6");

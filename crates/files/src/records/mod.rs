@@ -8,9 +8,8 @@ mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
+use auto_impl::auto_impl;
 
 pub use self::memory::MemoryRecords;
 #[cfg(feature = "postgres")]
@@ -24,6 +23,7 @@ use crate::record::{FileId, FileRecord, Quota, Usage};
 ///
 /// Implementations pass `cantle_testkit::conformance::files`.
 #[async_trait]
+#[auto_impl(Arc, Box)]
 pub trait Records: Send + Sync + 'static {
     /// Id of this catalogue, which stays the same as long as it exists. A store belongs to one catalogue.
     fn identity(&self) -> &str;
@@ -68,40 +68,4 @@ pub trait Records: Send + Sync + 'static {
     /// # Errors
     /// The catalogue fails.
     async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError>;
-}
-
-#[async_trait]
-impl<R: Records + ?Sized> Records for Arc<R> {
-    fn identity(&self) -> &str {
-        (**self).identity()
-    }
-
-    async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
-        (**self).insert(record, quota).await
-    }
-
-    async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        (**self).find(owner, id).await
-    }
-
-    async fn list(
-        &self,
-        owner: &str,
-        after: Option<FileId>,
-        limit: u32,
-    ) -> Result<Vec<FileRecord>, FilesError> {
-        (**self).list(owner, after, limit).await
-    }
-
-    async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
-        (**self).usage(owner).await
-    }
-
-    async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        (**self).remove(owner, id).await
-    }
-
-    async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
-        (**self).by_key(key).await
-    }
 }

@@ -60,15 +60,17 @@ impl ServerBuilder {
     }
 
     /// Adds a template whose sandboxes `backend` opens. The builder's first backend is `base`.
-    pub fn template(mut self, name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        self.settings.templates.insert(name.into(), backend);
+    pub fn template(mut self, name: impl Into<String>, backend: impl Backend + 'static) -> Self {
+        self.settings
+            .templates
+            .insert(name.into(), Arc::new(backend));
         self
     }
 
     /// Serves the code interpreter of every sandbox: Python by `interpreter`, and Bash and JavaScript by the sandbox's
     /// programs. The template `code-interpreter-v1` is that of the builder's first backend, unless it was added.
-    pub fn interpreter(mut self, interpreter: Arc<dyn CodeInterpreter>) -> Self {
-        self.settings.interpreter = Some(interpreter);
+    pub fn interpreter(mut self, interpreter: impl CodeInterpreter + 'static) -> Self {
+        self.settings.interpreter = Some(Arc::new(interpreter));
         self
     }
 
@@ -119,8 +121,8 @@ impl ServerBuilder {
 
     /// Adds a service at a path such as `/mcp`, for clients with a key: as `X-API-KEY`, or as a bearer token.
     /// Only requests to the server's own host names reach it.
-    pub fn extension(mut self, path: impl Into<String>, service: Arc<dyn Extension>) -> Self {
-        self.extensions.insert(path.into(), service);
+    pub fn extension(mut self, path: impl Into<String>, service: impl Extension + 'static) -> Self {
+        self.extensions.insert(path.into(), Arc::new(service));
         self
     }
 

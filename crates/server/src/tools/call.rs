@@ -126,7 +126,11 @@ impl ServedTools {
         let Some(tool) = tool else {
             return refused(format!("Unknown tool: {}", call.tool_name));
         };
-        if let Some(refusal) = tool.level().refusal(&call.tool_name, Some(principal)) {
+        if let Some(refusal) = tool
+            .properties()
+            .level
+            .refusal(&call.tool_name, Some(principal))
+        {
             return refused(refusal);
         }
         let arguments = match &call.arguments {
@@ -165,7 +169,7 @@ async fn run(
     cx.sandbox = leased.map(|leased| leased.sandbox);
     cx.cancellation = active.stopping();
     let stopping = cx.cancellation.clone();
-    let limit = tool.timeout().unwrap_or(CALL_TIMEOUT);
+    let limit = tool.properties().timeout.unwrap_or(CALL_TIMEOUT);
     let calling = AssertUnwindSafe(tool.call(arguments, cx)).catch_unwind();
     let result = match stopping.run_until_cancelled(timeout(limit, calling)).await {
         Some(Ok(Ok(result))) => result,

@@ -11,7 +11,7 @@ pub(super) fn of(service: &ToolService) -> Value {
             "name": format!("{}.{}", service.module, tool.name()),
             "description": tool.spec().description(),
             "parameters": parameters(tool),
-            "required_permission": tool.level(),
+            "required_permission": tool.properties().level,
         })
     });
     json!({

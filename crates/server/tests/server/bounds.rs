@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use cantle_backends_local::LocalBackend;
@@ -211,7 +210,7 @@ async fn bounds_child_process() {
     let mut limits = ServerLimits::default();
     limits.sandboxes = MANY;
     limits.sandboxes_per_key = MANY;
-    let server = Server::builder(Arc::new(backend)).limits(limits);
+    let server = Server::builder(backend).limits(limits);
     let server = server.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     println!("\nserving {}", server.address());
     server.serve(CancellationToken::new()).await.unwrap();

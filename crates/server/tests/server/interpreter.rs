@@ -1,6 +1,5 @@
 //! The code interpreter: executions, contexts, bounds and access.
 
-use std::sync::Arc;
 
 use cantle_backends_local::LocalBackend;
 use cantle_python::Interpreter;
@@ -14,7 +13,7 @@ use tokio::time::timeout;
 use crate::support::{DEADLINE, Sandbox, TestResponse, TestServer, eventually, serve, serve_with};
 
 pub(crate) async fn serve_code() -> TestServer {
-    let interpreter = Arc::new(Interpreter::new(LocalBackend::new()));
+    let interpreter = Interpreter::new(LocalBackend::new());
     serve_with(|builder| builder.interpreter(interpreter)).await
 }
 
@@ -421,7 +420,7 @@ async fn paused_sandbox_loses_its_variables() {
 async fn output_beyond_the_memory_of_a_sandbox_ends_the_code() {
     let mut limits = ServerLimits::default();
     limits.memory_bytes_per_sandbox = 4 << 20;
-    let interpreter = Arc::new(Interpreter::new(LocalBackend::new()));
+    let interpreter = Interpreter::new(LocalBackend::new());
     let server = serve_with(|builder| builder.interpreter(interpreter).limits(limits)).await;
     let sandbox = open(&server).await;
     let code = json!({ "code": "'x' * 900_000" });

@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -325,7 +324,7 @@ async fn child_process() {
             let backend = LocalBackend::new()
                 .in_directory(place.join("sandboxes"))
                 .workspace_at("/home/user");
-            let server = Server::builder(Arc::new(backend.clone()))
+            let server = Server::builder(backend.clone())
                 .state_directory(place.join("state"))
                 .bind("127.0.0.1:0".parse().unwrap())
                 .await

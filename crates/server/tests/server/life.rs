@@ -3,7 +3,6 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cantle_backends_local::LocalBackend;
@@ -241,7 +240,7 @@ async fn server_child_process() {
     let backend = LocalBackend::new()
         .in_directory(&sandboxes)
         .workspace_at("/home/user");
-    let server = Server::builder(Arc::new(backend.clone()))
+    let server = Server::builder(backend.clone())
         .state_directory(place.join("state"))
         .bind("127.0.0.1:0".parse().unwrap())
         .await

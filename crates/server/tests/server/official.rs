@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_backends_local::LocalBackend;
@@ -221,7 +220,7 @@ async fn official_interpreter_suites_pass_but_for_what_is_different() {
     let interpreter = Interpreter::new(LocalBackend::new()).packages(set);
     let mut policy = Policy::workspace();
     interpreter.requirements().add_to(&mut policy);
-    let serve = serve_with(|it| it.policy(policy).interpreter(Arc::new(interpreter)));
+    let serve = serve_with(|it| it.policy(policy).interpreter(interpreter));
     let server = serve.await;
     let expected = include_str!("../sdk/expected-interpreter-failures.txt");
     python.run(&server, &["tests"], 90, expected).await;

@@ -1,7 +1,6 @@
 //! A server over the local backend, and an independent HTTP client.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -55,7 +54,7 @@ pub(crate) fn builder(directory: &tempfile::TempDir) -> ServerBuilder {
     let backend = LocalBackend::new()
         .in_directory(directory.path())
         .workspace_at("/home/user");
-    Server::builder(Arc::new(backend))
+    Server::builder(backend)
 }
 
 pub(crate) async fn serve() -> TestServer {

@@ -32,7 +32,7 @@ async fn the_provider_conforms() {
 async fn descriptions_explain_how_commands_run() {
     let session = Session::open(provider()).await;
     insta::assert_snapshot!("spec", shown(session.tool().spec()));
-    assert!(!session.tool().concurrency_safe());
+    assert!(!session.tool().properties().concurrency_safe);
     session.close().await;
 
     let other = provider()
@@ -53,7 +53,7 @@ async fn name_description_and_order_can_be_set() {
     let tool = session.tool();
     let spec = tool.spec();
     assert_eq!((spec.name(), spec.description()), ("shell", "Runs it."));
-    assert!(tool.concurrency_safe());
+    assert!(tool.properties().concurrency_safe);
     session.close().await;
 }
 

@@ -26,7 +26,7 @@ fn spec_of_finish() {
         "finish_spec",
         format!("{}\n\n{}\n\n{parameters}", spec.name(), spec.description())
     );
-    assert!(!tool.concurrency_safe());
+    assert!(!tool.properties().concurrency_safe);
 }
 
 #[tokio::test]

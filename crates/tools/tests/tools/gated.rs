@@ -1,12 +1,13 @@
 //! A sandbox whose reads wait until they are allowed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxInfo, SandboxPath,
-    SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, ChangeNotice, Connection, FileInfo, Process, Sandbox, SandboxError,
+    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Walk, WriteOptions,
 };
 use tokio::sync::Semaphore;
 
@@ -62,6 +63,14 @@ impl Sandbox for GatedSandbox {
         self.inner.list(path).await
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        self.inner.walk(directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.inner.mkdir(path).await
     }
@@ -72,6 +81,26 @@ impl Sandbox for GatedSandbox {
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.inner.rename(from, to).await
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.inner.connect(port).await
+    }
+
+    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        self.inner.watch(directories).await
+    }
+
+    async fn attributes(
+        &self,
+        paths: &[SandboxPath],
+        prefix: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        self.inner.attributes(paths, prefix).await
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        self.inner.persist().await
     }
 
     async fn close(&self) -> Result<(), SandboxError> {

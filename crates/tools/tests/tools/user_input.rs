@@ -26,7 +26,7 @@ fn spec_of_user_input() {
         format!("{}\n\n{}\n\n{parameters}", spec.name(), spec.description())
     );
     // Two questions at once would be one too many for a person.
-    assert!(!tool.concurrency_safe());
+    assert!(!tool.properties().concurrency_safe);
 }
 
 #[tokio::test]

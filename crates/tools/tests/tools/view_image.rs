@@ -50,7 +50,7 @@ fn spec_of_view_image() {
         "view_image_spec",
         format!("{}\n\n{}\n\n{parameters}", spec.name(), spec.description())
     );
-    assert!(tool.concurrency_safe());
+    assert!(tool.properties().concurrency_safe);
 }
 
 #[tokio::test]

@@ -33,8 +33,11 @@ impl Tool for Echo {
         "Says it again."
     }
 
-    fn concurrency_safe(&self) -> bool {
-        true
+    fn properties(&self) -> ToolProperties {
+        ToolProperties {
+            concurrency_safe: true,
+            ..ToolProperties::default()
+        }
     }
 
     async fn call(&self, params: Repeat, cx: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -74,7 +77,7 @@ async fn typed_tools_keep_descriptions_and_get_parameters() {
     let tool = DynTool::from(Echo);
     assert_eq!(tool.name(), "echo");
     assert_eq!(tool.spec().description(), "Says it again.");
-    assert!(tool.concurrency_safe());
+    assert!(tool.properties().concurrency_safe);
     assert_eq!(format!("{tool:?}"), "DynTool(\"echo\")");
 
     let arguments = tool
@@ -104,8 +107,13 @@ async fn schema_tools_get_the_arguments_as_json() {
     let tool = bare(|arguments| Ok(ToolOutput::text(arguments.to_string())));
     assert_eq!(tool.spec().parameters()["type"], "object");
     assert!(tool.spec().has_parameters());
-    assert!(!tool.concurrency_safe());
-    assert!(tool.clone().with_concurrency_safe(true).concurrency_safe());
+    assert!(!tool.properties().concurrency_safe);
+    assert!(
+        tool.clone()
+            .with_concurrency_safe(true)
+            .properties()
+            .concurrency_safe
+    );
 
     let arguments = tool.parse(r#"{"a": "x"}"#).expect("valid").arguments;
     assert_eq!(

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use cantle_backends_local::LocalBackend;
-use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
+use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxHandle};
 use cantle_python::compat::mellea::{
     CapabilityPolicy, Mellea, MelleaError, MelleaTool, PythonToolOptions, Tier, WarningCategory,
     normalize_export_dir, scan_artifacts, validate_package_names,
@@ -299,6 +299,14 @@ impl Backend for Container {
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         *self.0.lock().expect("not poisoned") += 1;
         LocalBackend::new().open(cx).await
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        LocalBackend::new().reattach(handle, cx).await
     }
 }
 

@@ -16,7 +16,8 @@ use bytes::Bytes;
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, Channel, ChannelReport, Command, Exit, ExitStatus, OutputStream,
-    Process, ProcessStdin, SandboxError, SandboxErrorKind, SpawnRequest, Spill, SpillFile, Stdin,
+    Process, ProcessStdin, PtySize, SandboxError, SandboxErrorKind, SpawnRequest, Spill, SpillFile,
+    Stdin,
 };
 use futures_util::stream;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -485,6 +486,10 @@ impl Process for Running {
             let _ = kill_process_group(pid, signal);
         }
         Ok(())
+    }
+
+    async fn resize(&mut self, _: PtySize) -> Result<(), SandboxError> {
+        Err(SandboxError::unsupported("the command has no terminal"))
     }
 
     async fn wait(&mut self) -> Result<Exit, SandboxError> {

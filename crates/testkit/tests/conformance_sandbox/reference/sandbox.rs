@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Connection, Connections, FileInfo, Process, Sandbox, SandboxError,
-    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, ChangeNotice, Connection, Connections, FileInfo, Process, Sandbox,
+    SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Walk,
+    WriteOptions, walk_by_command,
 };
 use cantle_core::secret::SecretText;
 use futures_util::{StreamExt as _, stream};
@@ -175,6 +176,14 @@ impl Sandbox for Local {
         self.with_fault(self.files.list(path))
     }
 
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk_by_command(self, directory, max_entries).await
+    }
+
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.must_be_open()?;
         self.with_fault(self.files.mkdir(path))
@@ -208,6 +217,18 @@ impl Sandbox for Local {
             let _ = connection.shutdown().await;
         }
         self.with_fault(connected)
+    }
+
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported("nothing is watched here"))
+    }
+
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported("no attributes are read here"))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
