@@ -122,7 +122,7 @@ impl EarlierRun {
     ) -> anyhow::Result<(String, Option<TempDir>)> {
         let run = self.run.run;
         options.history = self.conversation;
-        if let Some(UserDirectory::Copied(origin)) = &options.user_directory {
+        if let Some(UserDirectory::Copied(origin)) = &options.runs.user_directory {
             let note = "The working directory is a new copy of the user's directory as it is now: changes of the \
                         earlier task are in it as far as the user has applied them.";
             options.history.push(Message::user(in_new_sandbox(note)));

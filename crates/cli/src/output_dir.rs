@@ -100,18 +100,15 @@ pub(crate) fn output_options(args: &RunArgs, output_dir: Option<&Path>) -> Outpu
 
 /// Returns a warning if output files may find their names occupied.
 pub(crate) fn occupied_names_remark(options: &SessionOptions) -> Option<String> {
-    let directory = options
-        .output_dir
-        .as_deref()
-        .filter(|_| !options.has_output_dir_per_run)?;
-    if options.outputs.overwrite {
+    let directory = options.runs.shared_output_dir()?;
+    if options.runs.outputs.overwrite {
         return None;
     }
     let names = std::fs::read_dir(directory).ok()?.flatten();
     let names = names.map(|entry| PathBuf::from(entry.file_name()));
     let is_foreign = |name: &PathBuf| {
         let is_own = *name == Path::new(result_file::FILE_NAME);
-        let mut earlier = options.outputs.earlier.keys();
+        let mut earlier = options.runs.outputs.earlier.keys();
         !is_own
             && !name.as_os_str().as_encoded_bytes().starts_with(b".")
             && !earlier.any(|path| path.starts_with(name))

@@ -17,13 +17,13 @@ use crate::scope::RunScope;
 const ALTERNATIVE: &str = "Use an approach that doesn't need it, or finish and explain.";
 
 /// A decision on a call.
-pub(super) struct Decided {
+pub(super) struct CallDecision {
     pub(super) decision: Decision,
     /// The later calls that the user approved with it.
     pub(super) standing: Option<StandingApproval>,
 }
 
-impl From<Decision> for Decided {
+impl From<Decision> for CallDecision {
     fn from(decision: Decision) -> Self {
         Self {
             decision,
@@ -35,7 +35,7 @@ impl From<Decision> for Decided {
 /// Refuses a call of a tool above the principal's level, whatever was decided on it before.
 pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<Decision> {
     let level = resources.tools.get(&call.name)?.tool.properties().level;
-    let reason = level.refusal(&call.name, resources.principal.as_ref())?;
+    let reason = level.refusal(&call.name, resources.runs.principal.as_ref())?;
     Some(reject(reason))
 }
 
@@ -45,7 +45,7 @@ pub(super) async fn decide(
     resources: &SessionResources,
     call: &ToolCall,
     cancellation: &CancellationToken,
-) -> Result<Decided, RunError> {
+) -> Result<CallDecision, RunError> {
     let agent = &resources.agent;
     let before = match &agent.hooks {
         Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
@@ -101,7 +101,7 @@ pub(super) async fn decide(
     };
     Ok(match decision {
         Decision::Approve => unasked.into(),
-        Decision::ApproveAlways { scope } => Decided {
+        Decision::ApproveAlways { scope } => CallDecision {
             decision: unasked,
             standing: Some(standing(made, scope)),
         },

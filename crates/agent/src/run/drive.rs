@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use super::approve::{self, Decided};
+use super::approve::{self, CallDecision};
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::error::{RunError, RunErrorKind};
@@ -59,7 +59,7 @@ pub(super) struct Driver {
 
 /// The result of a task that works on a call.
 enum CallEvent {
-    Decided(Decided),
+    Decided(CallDecision),
     Finished(Box<CallOutcome>),
     /// A hook panicked.
     HookFailed(RunError),
@@ -199,7 +199,7 @@ impl Driver {
         match event {
             CallEvent::Finished(outcome) => self.finish_call(index, outcome),
             CallEvent::HookFailed(error) => Err(error),
-            CallEvent::Decided(Decided { decision, standing }) => {
+            CallEvent::Decided(CallDecision { decision, standing }) => {
                 let Some(call) = self.calls.remove(&index) else {
                     return Ok(());
                 };
@@ -318,7 +318,7 @@ impl Driver {
         let mut cx = ToolContext::new(self.scope.run, call_id);
         cx.depth = self.scope.depth;
         cx.cancellation = cancellation.child_token();
-        cx.principal.clone_from(&self.resources.principal);
+        cx.principal.clone_from(&self.resources.runs.principal);
         cx.sandbox.clone_from(&self.resources.sandbox);
         cx.user = Arc::clone(&self.resources.agent.user);
         cx.progress = Arc::new(CallProgress {

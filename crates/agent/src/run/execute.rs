@@ -226,7 +226,7 @@ impl RunTask {
         let turns = resources.agent.rules.max_turns;
         let files = environment::Files {
             inputs: &resources.input_files,
-            user_directory: resources.user_directory.as_ref(),
+            user_directory: resources.runs.user_directory.as_ref(),
         };
         let lines = environment::lines(turns, facts, files);
         message::environment::describe(&lines, task)
@@ -419,7 +419,7 @@ impl RunTask {
         let paths = paths.into_iter().flatten();
         let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
         let resources = &self.resources;
-        let parent = resources.parent.as_ref();
+        let parent = resources.runs.parent.as_ref();
         let parent_sandbox = parent
             .filter(|parent| !parent.shares_sandbox)
             .and_then(|parent| parent.sandbox.as_ref());

@@ -111,7 +111,7 @@ impl Run {
         history: OwnedMutexGuard<Vec<SharedMessage>>,
         start: RunStart,
     ) -> Self {
-        let parent = resources.parent.as_ref().map(|parent| &parent.scope);
+        let parent = resources.runs.parent.as_ref().map(|parent| &parent.scope);
         let run = start.run_id();
         let depth = parent.map_or(0, |parent| parent.depth + 1);
         let ending = Ending::new(resources.cancellation.child_token());
@@ -119,14 +119,13 @@ impl Run {
         // The requests of a tree of runs are in one place, where its holder answers them.
         let requests = parent.and_then(|parent| parent.requests.clone());
         let own_requests = || {
-            let answers = resources.answers_approvals;
+            let answers = resources.runs.answers_approvals;
             answers.then(|| Arc::new(ApprovalRequests::default()))
         };
-        let own_outputs = resources.outputs.clone();
-        let own_outputs = own_outputs.map(|directory| directory.for_run(run));
+        let own_outputs = resources.runs.output_dir_of(run);
         // Files of a sub-agent go to its caller's sandbox, and without one to where the caller's go.
         let inherited = || {
-            let parent = resources.parent.as_ref()?;
+            let parent = resources.runs.parent.as_ref()?;
             let has_sandbox = parent.sandbox.is_some();
             parent.scope.outputs.clone().filter(|_| !has_sandbox)
         };
@@ -136,7 +135,7 @@ impl Run {
             run,
             depth,
             hub,
-            budget: Arc::new(Account::new(resources.budget, parent_budget)),
+            budget: Arc::new(Account::new(resources.runs.budget, parent_budget)),
             store: resources.kept.as_ref().map(|kept| kept.store.clone()),
             requests: requests.or_else(own_requests),
             standing_approvals: Mutex::default(),

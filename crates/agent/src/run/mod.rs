@@ -5,11 +5,13 @@ mod drive;
 mod execute;
 mod handle;
 mod model_call;
+mod options;
 mod outcome;
 mod resources;
 mod tool_call;
 
 pub(crate) use self::execute::RunStart;
 pub use self::handle::{Run, RunControl};
+pub use self::options::RunOptions;
 pub use self::outcome::{FinishError, Outcome};
 pub(crate) use self::resources::{KeptSession, ResumedRun, SessionResources};

@@ -4,17 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::message::SharedMessage;
-use cantle_core::principal::Principal;
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
 use serde_json::Value;
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
-use crate::budget::Budget;
+use super::options::RunOptions;
 use crate::definition::Definition;
-use crate::environment::{SandboxFacts, UserDirectory};
+use crate::environment::SandboxFacts;
 use crate::journal::{Identity, ReopenedRun, RunStore};
-use crate::scope::{OutputDir, ParentRun};
 use crate::skills::Skills;
 use crate::tool_table::ToolTable;
 
@@ -22,28 +20,19 @@ use crate::tool_table::ToolTable;
 pub(crate) struct SessionResources {
     pub(crate) agent: Arc<Definition>,
     pub(crate) tools: Arc<ToolTable>,
-    /// On whose behalf the runs are.
-    pub(crate) principal: Option<Principal>,
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
     /// Facts about the sandbox, once a run asked for them.
     pub(crate) sandbox_facts: OnceCell<SandboxFacts>,
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
-    pub(crate) outputs: Option<OutputDir>,
-    /// The user's directory that runs work on.
-    pub(crate) user_directory: Option<UserDirectory>,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,
     /// The conversation without the system message. A run holds the lock until it ends.
     pub(crate) history: Arc<Mutex<Vec<SharedMessage>>>,
-    pub(crate) budget: Budget,
-    /// Whether the holder of a run answers its approval requests.
-    pub(crate) answers_approvals: bool,
     pub(crate) kept: Option<KeptSession>,
     pub(crate) skills: Option<Arc<Skills>>,
-    /// The run that called this agent as a sub-agent.
-    pub(crate) parent: Option<ParentRun>,
+    pub(crate) runs: RunOptions,
 }
 
 /// A session whose runs are kept.

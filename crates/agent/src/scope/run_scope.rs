@@ -46,20 +46,7 @@ pub(crate) struct RunScope {
 #[derive(Clone, Debug)]
 pub(crate) struct OutputDir {
     pub(crate) path: PathBuf,
-    /// Whether each run has a directory of its own below `path`.
-    pub(crate) per_run: bool,
     pub(crate) options: OutputOptions,
-}
-
-impl OutputDir {
-    /// Returns the output directory of this run.
-    pub(crate) fn for_run(mut self, run: RunId) -> Self {
-        if self.per_run {
-            self.path.push(run.to_string());
-            self.per_run = false;
-        }
-        self
-    }
 }
 
 impl RunScope {

@@ -17,13 +17,11 @@ use super::outputs::{blocking, check_directory};
 use super::tool_sets::{CLOSE_DEADLINE, ToolSets};
 use super::warnings::sandbox_warnings;
 use crate::approval::Approvals;
-use crate::budget::Budget;
 use crate::definition::Definition;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
 use crate::journal::{RunStore, StoreError, already_finished};
-use crate::run::{ResumedRun, Run, RunStart, SessionResources};
-use crate::scope::{OutputDir, ParentRun};
+use crate::run::{ResumedRun, Run, RunOptions, RunStart, SessionResources};
 use crate::skills::Skills;
 
 /// An opened agent: its sandbox and tools are open, and tasks run in it one after another, each
@@ -48,28 +46,20 @@ impl Session {
         options: SessionOptions,
     ) -> Result<Self, SessionError> {
         let SessionOptions {
+            runs,
             input_files,
             inputs: input_options,
-            output_dir,
-            has_output_dir_per_run: per_run,
-            outputs,
-            user_directory,
             history,
             sandbox,
-            budget,
-            answers_approvals,
             store,
             note,
             skills,
-            principal,
-            progress,
-            parent,
         } = options;
         // Mistakes of the caller are found before anything is opened.
-        check_money_budget(&agent, budget, parent.as_ref())?;
-        let reads_files = output_dir.is_some() || skills.is_some() || !input_files.is_empty();
+        check_money_budget(&agent, &runs)?;
+        let reads_files = runs.output_dir.is_some() || skills.is_some() || !input_files.is_empty();
         let read = move || {
-            if let Some(directory) = output_dir.as_ref().filter(|_| !per_run) {
+            if let Some(directory) = runs.shared_output_dir() {
                 check_directory(directory)?;
             }
             let skills = skills.as_deref().map(Skills::load).transpose();
@@ -78,42 +68,32 @@ impl Session {
             });
             Ok((
                 inputs::resolve(&input_files, &input_options)?,
-                output_dir,
+                runs,
                 skills?,
             ))
         };
-        let (inputs, output_dir, skills) = if reads_files {
+        let (inputs, runs, skills) = if reads_files {
             blocking(read).await?
         } else {
             read()?
         };
-        let inherited = parent.as_ref().and_then(|it| it.scope.skills.clone());
+        let inherited = runs.parent.as_ref();
+        let inherited = inherited.and_then(|it| it.scope.skills.clone());
         let has_earlier_sandbox = sandbox.is_some();
         let request = OpenRequest {
             inputs,
             durable: store.is_some(),
             reattach: sandbox,
             skills: skills.map(Arc::new).or(inherited),
-            principal,
-            progress,
-            parent,
+            runs,
         };
         let mut session = OpenSession::open(&agent, &request).await?;
-        let resources = &mut session.resources;
-        resources.outputs = output_dir.map(|path| OutputDir {
-            path,
-            per_run,
-            options: outputs,
-        });
-        resources.user_directory = user_directory;
-        resources.budget = budget;
-        resources.answers_approvals = answers_approvals;
         let history = histories::answer_open_calls(history)
             .into_iter()
             .enumerate()
             .filter(|(index, message)| *index > 0 || !matches!(message, Message::System(_)))
             .map(|(_, message)| SharedMessage::new(message));
-        resources.history = Arc::new(tokio::sync::Mutex::new(history.collect()));
+        session.resources.history = Arc::new(tokio::sync::Mutex::new(history.collect()));
         if let Some(store) = store {
             session = session.keep(store, note, 0).await?;
         }
@@ -130,26 +110,18 @@ impl Session {
         options: ResumeOptions,
     ) -> Result<Self, SessionError> {
         let ResumeOptions {
-            output_dir,
-            has_output_dir_per_run: per_run,
-            outputs,
-            user_directory,
-            budget,
-            answers_approvals,
+            runs,
             fresh_sandbox,
-            principal,
-            progress,
-            parent,
         } = options;
-        check_money_budget(&agent, budget, parent.as_ref())?;
+        check_money_budget(&agent, &runs)?;
         let reading = store.clone();
         let read = blocking(move || {
-            if let Some(directory) = output_dir.as_ref().filter(|_| !per_run) {
+            if let Some(directory) = runs.shared_output_dir() {
                 check_directory(directory)?;
             }
-            Ok((reading.reopen(run).map_err(store_error)?, output_dir))
+            Ok((reading.reopen(run).map_err(store_error)?, runs))
         });
-        let (reopened, output_dir) = read.await?;
+        let (reopened, runs) = read.await?;
         let header = &reopened.content.header;
         // Of a finished run only the files can be delivered again, if the process ended before it
         // released the sandbox.
@@ -162,9 +134,7 @@ impl Session {
             durable: true,
             reattach: header.sandbox.clone(),
             skills: None,
-            principal,
-            progress,
-            parent,
+            runs,
         };
         let mut has_new_sandbox = false;
         let mut session = match OpenSession::open(&agent, &request).await {
@@ -217,14 +187,6 @@ impl Session {
         }
         let specs = header.identity.recorded_specs(resources.tools.specs());
         resources.tools = Arc::new(resources.tools.with_specs(specs));
-        resources.outputs = output_dir.map(|path| OutputDir {
-            path,
-            per_run,
-            options: outputs,
-        });
-        resources.user_directory = user_directory;
-        resources.budget = budget;
-        resources.answers_approvals = answers_approvals;
         resources.input_files.clone_from(&header.input_files);
         let note = header.note.clone();
         let session = session.keep(store, note, 1).await?;
@@ -241,9 +203,10 @@ impl Session {
             sets,
             guard,
         } = session;
-        if resources.parent.is_none() {
+        let runs = &resources.runs;
+        if runs.parent.is_none() {
             let sandbox = resources.sandbox.as_deref();
-            let delivers = resources.outputs.is_some() || resources.user_directory.is_some();
+            let delivers = runs.output_dir.is_some() || runs.user_directory.is_some();
             let warnings = sandbox_warnings(sandbox, delivers);
             resources.warnings.extend(warnings);
         }
@@ -266,9 +229,7 @@ impl Session {
             durable: true,
             reattach: Some(sandbox),
             skills: None,
-            principal: None,
-            progress: None,
-            parent: None,
+            runs: RunOptions::default(),
         };
         match OpenSession::open(agent, &request).await {
             Ok(session) => session.close().await,
@@ -379,13 +340,10 @@ fn store_error(error: StoreError) -> SessionError {
 
 /// Rejects a budget of money if calls of one of the models, fallbacks and sub-agents included, have no
 /// known cost.
-fn check_money_budget(
-    agent: &Definition,
-    budget: Budget,
-    parent: Option<&ParentRun>,
-) -> Result<(), SessionError> {
+fn check_money_budget(agent: &Definition, runs: &RunOptions) -> Result<(), SessionError> {
+    let parent = runs.parent.as_ref();
     let limits_money =
-        budget.cost_usd.is_some() || parent.is_some_and(|it| it.scope.budget.limits_money());
+        runs.budget.cost_usd.is_some() || parent.is_some_and(|it| it.scope.budget.limits_money());
     match agent.model_without_cost() {
         Some(model) if limits_money => {
             let message = format!(

@@ -4,23 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::ids::RunId;
-use cantle_core::principal::Principal;
 use cantle_core::sandbox::{
     Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
-use cantle_core::tool::{OpenContext, Progress, Requirements};
+use cantle_core::tool::{OpenContext, Requirements};
 use serde_json::{Map, Value, json};
 use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::tool_sets::ToolSets;
-use crate::budget::Budget;
 use crate::definition::Definition;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
 use crate::journal::{Identity, RunStore};
-use crate::run::{KeptSession, SessionResources};
-use crate::scope::ParentRun;
+use crate::run::{KeptSession, RunOptions, SessionResources};
 use crate::skills::{SANDBOX_DIRECTORY, Skills};
 
 /// The parts of a session to open.
@@ -31,9 +28,7 @@ pub(super) struct OpenRequest {
     /// The sandbox to reattach.
     pub(super) reattach: Option<SandboxHandle>,
     pub(super) skills: Option<Arc<Skills>>,
-    pub(super) principal: Option<Principal>,
-    pub(super) progress: Option<Arc<dyn Progress>>,
-    pub(super) parent: Option<ParentRun>,
+    pub(super) runs: RunOptions,
 }
 
 /// A session that is open, but not configured yet.
@@ -131,7 +126,7 @@ impl OpenSession {
 
     /// Whether the session opened a sandbox of its own.
     pub(super) fn has_own_sandbox(&self) -> bool {
-        let parent = self.resources.parent.as_ref();
+        let parent = self.resources.runs.parent.as_ref();
         self.resources.sandbox.is_some() && !parent.is_some_and(|parent| parent.shares_sandbox)
     }
 
@@ -165,14 +160,14 @@ async fn open_providers(
 ) -> Result<SessionResources, SessionError> {
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
-    cx.principal.clone_from(&request.principal);
+    cx.principal.clone_from(&request.runs.principal);
     cx.requirements = requirements(agent);
     cx.durable = request.durable;
     cx.reattach.clone_from(&request.reattach);
-    if let Some(progress) = &request.progress {
+    if let Some(progress) = &request.runs.progress {
         cx.progress = Arc::clone(progress);
     }
-    let parent = request.parent.as_ref();
+    let parent = request.runs.parent.as_ref();
     if let Some(parent) = parent.filter(|parent| parent.shares_sandbox) {
         cx.sandbox.clone_from(&parent.sandbox);
     }
@@ -214,20 +209,15 @@ async fn open_providers(
     Ok(SessionResources {
         agent: Arc::clone(agent),
         tools,
-        principal: cx.principal,
         sandbox: cx.sandbox,
         sandbox_facts: OnceCell::new(),
         input_files,
-        outputs: None,
-        user_directory: None,
         warnings,
         cancellation,
         history: Arc::default(),
-        budget: Budget::default(),
-        answers_approvals: false,
         kept: None,
         skills: request.skills.clone(),
-        parent: request.parent.clone(),
+        runs: request.runs.clone(),
     })
 }
 

@@ -13,7 +13,7 @@ use crate::budget::Budget;
 use crate::environment::UserDirectory;
 use crate::inputs::InputOptions;
 use crate::journal::RunStore;
-use crate::scope::ParentRun;
+use crate::run::RunOptions;
 
 /// The options of a new session.
 #[must_use]
@@ -24,25 +24,13 @@ pub struct SessionOptions {
     pub input_files: Vec<PathBuf>,
     /// Which files of directories and patterns are left out.
     pub inputs: InputOptions,
-    /// The directory in which the files of a finished run are saved.
-    pub output_dir: Option<PathBuf>,
-    /// Whether the files of each run are in a directory of their own below it, which has the run's id as its name
-    /// and is created with the first file.
-    pub has_output_dir_per_run: bool,
-    /// How they are saved.
-    pub outputs: OutputOptions,
-    /// The user's directory that the runs work on. The model is told that its changes are the result.
-    pub user_directory: Option<UserDirectory>,
+    /// The options of its runs.
+    pub runs: RunOptions,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
     /// The sandbox of an earlier run to go on in, with its files, instead of a new one. Once a run
     /// has begun, it is removed as a new one is.
     pub sandbox: Option<SandboxHandle>,
-    /// The budget of each run.
-    pub budget: Budget,
-    /// Whether the holder of a run decides on calls that need approval. Otherwise the agent's user
-    /// does; without a user, those calls don't run.
-    pub answers_approvals: bool,
     /// The store in which runs are kept, so that they can be resumed.
     pub store: Option<RunStore>,
     /// Data for the caller that resumes a run. Must not hold secrets.
@@ -50,12 +38,6 @@ pub struct SessionOptions {
     /// A directory of skills on the host, each `NAME/SKILL.md`: copied into the sandbox as `skills`,
     /// and listed for the model.
     pub skills: Option<PathBuf>,
-    /// On whose behalf the runs are.
-    pub principal: Option<Principal>,
-    /// Receives progress while the session opens, a line each.
-    pub progress: Option<Arc<dyn Progress>>,
-    /// The run that calls this agent as a sub-agent.
-    pub(crate) parent: Option<ParentRun>,
 }
 
 /// The options of a session that resumes a run.
@@ -63,84 +45,67 @@ pub struct SessionOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ResumeOptions {
-    /// The directory in which the files of a finished run are saved.
-    pub output_dir: Option<PathBuf>,
-    /// Whether the files of each run are in a directory of their own below it, which has the run's id as its name
-    /// and is created with the first file.
-    pub has_output_dir_per_run: bool,
-    /// How they are saved.
-    pub outputs: OutputOptions,
-    /// As in [`SessionOptions`]. The model was told when the run began.
-    pub user_directory: Option<UserDirectory>,
-    /// The budget of the run, including earlier spending.
-    pub budget: Budget,
-    /// Whether the holder of the run decides on calls that need approval. Otherwise the agent's user
-    /// does; without a user, those calls don't run.
-    pub answers_approvals: bool,
+    /// The options of the run. Its budget includes earlier spending, and the model was told of the user's directory
+    /// when the run began.
+    pub runs: RunOptions,
     /// Whether a new sandbox is opened if the run's own is gone. Its files are lost, and the model is
     /// informed.
     pub fresh_sandbox: bool,
-    /// On whose behalf the runs are.
-    pub principal: Option<Principal>,
-    /// Receives progress while the session opens, a line each.
-    pub progress: Option<Arc<dyn Progress>>,
-    /// The run that calls this agent as a sub-agent.
-    pub(crate) parent: Option<ParentRun>,
 }
 
-/// Defines the setters that both kinds of options have.
+/// Defines the setters of [`RunOptions`] for both kinds of options.
 macro_rules! common_options {
     ($options:ident) => {
         impl $options {
             /// Sets the output directory, which is created if it does not exist.
             pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-                self.output_dir = Some(directory.into());
+                self.runs.output_dir = Some(directory.into());
                 self
             }
 
             /// Saves the files of each run in a directory below this one, which has the run's id as its name.
             /// Directories are created when a run delivers files.
             pub fn output_dir_per_run(mut self, directory: impl Into<PathBuf>) -> Self {
-                self.output_dir = Some(directory.into());
-                self.has_output_dir_per_run = true;
+                self.runs.output_dir = Some(directory.into());
+                self.runs.has_output_dir_per_run = true;
                 self
             }
 
             /// Sets how files are saved in the output directory.
             pub fn outputs(mut self, outputs: OutputOptions) -> Self {
-                self.outputs = outputs;
+                self.runs.outputs = outputs;
                 self
             }
 
             /// Sets the user's directory that the runs work on.
             pub fn user_directory(mut self, directory: UserDirectory) -> Self {
-                self.user_directory = Some(directory);
+                self.runs.user_directory = Some(directory);
                 self
             }
 
             /// Sets on whose behalf the runs are. Sub-agents act for the same principal. A resumed run acts for
             /// the one given to it, not for the earlier one.
             pub fn principal(mut self, principal: Principal) -> Self {
-                self.principal = Some(principal);
+                self.runs.principal = Some(principal);
                 self
             }
 
             /// Sets the receiver of progress while the session opens, such as an image pull.
             pub fn progress(mut self, progress: Arc<dyn Progress>) -> Self {
-                self.progress = Some(progress);
+                self.runs.progress = Some(progress);
                 self
             }
 
             /// Sets the budget of each run.
             pub fn budget(mut self, budget: Budget) -> Self {
-                self.budget = budget;
+                self.runs.budget = budget;
                 self
             }
 
             /// Lets the holder of a run decide on calls that need approval
             /// ([`RunControl::decide`](crate::RunControl::decide)), including those of sub-agents.
             pub fn answers_approvals(mut self) -> Self {
-                self.answers_approvals = true;
+                self.runs.answers_approvals = true;
                 self
             }
         }

@@ -136,9 +136,9 @@ impl SubAgent {
         note: Value,
     ) -> Result<SubAgentWork, SubAgentResult> {
         let mut options = SessionOptions::default().budget(self.budget);
-        options.parent = Some(self.parent(call, cx));
-        options.principal.clone_from(&cx.principal);
-        options.progress = Some(Arc::clone(&cx.progress));
+        options.runs.parent = Some(self.parent(call, cx));
+        options.runs.principal.clone_from(&cx.principal);
+        options.runs.progress = Some(Arc::clone(&cx.progress));
         if let Some(store) = call.store() {
             options = options.kept_in(store, note);
         }
@@ -167,9 +167,9 @@ impl SubAgent {
             return Err(SubAgentResult::not_begun("its journal is gone"));
         };
         let mut options = ResumeOptions::default().budget(self.budget);
-        options.parent = Some(self.parent(call, cx));
-        options.principal.clone_from(&cx.principal);
-        options.progress = Some(Arc::clone(&cx.progress));
+        options.runs.parent = Some(self.parent(call, cx));
+        options.runs.principal.clone_from(&cx.principal);
+        options.runs.progress = Some(Arc::clone(&cx.progress));
         let session = match self.agent.resume(&store, run, options).await {
             Ok(session) => session,
             Err(error) => {

@@ -370,7 +370,7 @@ async fn files_reach_the_output_directory_of_a_caller_without_a_sandbox() {
         (None, "<files_failed>\nmade.txt: the caller has neither"),
     ] {
         let mut options = SessionOptions::default();
-        options.output_dir = output_dir.map(Into::into);
+        options.runs.output_dir = output_dir.map(Into::into);
         let session = caller.session(options).await.unwrap();
         let outcome = outcome(session.run("the task").unwrap()).await;
         session.close().await.unwrap();

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use cantle::agent::{
-    Agent, Budget, ResumeOptions, RunStore, Session, SessionOptions, UserDirectory,
+    Agent, ResumeOptions, RunOptions, RunStore, Session, SessionOptions, UserDirectory,
 };
 use cantle::backends::local::LocalBackend;
 use cantle::core::content::Content;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
-use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
 use serde_json::Value;
@@ -77,17 +76,10 @@ enum Start {
 }
 
 impl Start {
-    fn outputs_mut(&mut self) -> &mut OutputOptions {
+    fn runs_mut(&mut self) -> &mut RunOptions {
         match self {
-            Self::New(options) => &mut options.outputs,
-            Self::Resume { options, .. } => &mut options.outputs,
-        }
-    }
-
-    fn budget_mut(&mut self) -> &mut Budget {
-        match self {
-            Self::New(options) => &mut options.budget,
-            Self::Resume { options, .. } => &mut options.budget,
+            Self::New(options) => &mut options.runs,
+            Self::Resume { options, .. } => &mut options.runs,
         }
     }
 }
@@ -153,7 +145,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         Some(OutputDir::PerRun(path) | OutputDir::Staged(path)) => options.output_dir_per_run(path),
         None => options,
     };
-    options.outputs = output_options(args, args.output_dir.as_deref());
+    options.runs.outputs = output_options(args, args.output_dir.as_deref());
     options.skills.clone_from(&args.skills);
     if let Some(path) = &args.history {
         options.history = read(path)
@@ -177,7 +169,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     if let Some(in_place) = &mut in_place {
         in_place.protect_results(output_dir.as_ref()).usage()?;
         let directory = in_place.directory.display().to_string();
-        options.user_directory = Some(UserDirectory::InPlace(directory));
+        options.runs.user_directory = Some(UserDirectory::InPlace(directory));
         remarks.push(in_place.remark());
     }
     let has_history = args.history.is_some() || earlier.is_some();
@@ -272,8 +264,8 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     );
     let workdir = workdir.usage()?;
     let mut options = ResumeOptions::default().budget(args.budget());
-    options.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
-    options.outputs = output_options(args, options.output_dir.as_deref());
+    options.runs.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
+    options.runs.outputs = output_options(args, options.runs.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
     let in_place = saved.in_place.clone();
     if let Some(in_place) = &in_place {
@@ -281,7 +273,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     }
     let copied = workdir.as_ref().map(|it| it.copy.origin.display());
     let changed = in_place.as_ref().map(|it| it.directory.display());
-    options.user_directory = copied
+    options.runs.user_directory = copied
         .map(|it| UserDirectory::Copied(it.to_string()))
         .or_else(|| Some(UserDirectory::InPlace(changed?.to_string())));
     let (channel, user) = TerminalUser::find().internal()?.unzip();
@@ -353,7 +345,7 @@ impl Definition<'_> {
             Start::New(options) => options.store.is_some(),
             Start::Resume { .. } => true,
         };
-        start.outputs_mut().max_file_bytes = policy.limits.disk_bytes;
+        start.runs_mut().outputs.max_file_bytes = policy.limits.disk_bytes;
         let backend = settings.sandbox.backend.clone().unwrap_or_default();
         let opened = backend.open(self.local).usage()?;
         let layers = &config.layers;
@@ -391,7 +383,7 @@ impl Definition<'_> {
                 agent = agent.user(RecordedUser);
             }
             self.user = None;
-            start.budget_mut().time = None;
+            start.runs_mut().budget.time = None;
             agent = agent.hooks(replay.clone());
         } else {
             let approvals = approvals::read(self.approve).usage()?;

@@ -52,7 +52,8 @@ impl Workdir {
             options.inputs.include_ignored,
             options.inputs.include_secrets,
         ) = (true, true);
-        options.user_directory = Some(UserDirectory::Copied(copy.origin.display().to_string()));
+        options.runs.user_directory =
+            Some(UserDirectory::Copied(copy.origin.display().to_string()));
         Ok(Some(Self {
             copy,
             review: Review::new(args),

@@ -1,6 +1,5 @@
 //! The code interpreter: executions, contexts, bounds and access.
 
-
 use cantle_backends_local::LocalBackend;
 use cantle_python::Interpreter;
 use cantle_server::ServerLimits;
