@@ -1,4 +1,4 @@
-//! What a budget limits: for budgets, the rules of the loop, and errors.
+//! The resources that a budget limits: for budgets, the rules of the loop, and errors.
 
 use serde::{Deserialize, Serialize};
 

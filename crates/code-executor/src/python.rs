@@ -171,7 +171,7 @@ struct GeneratedFiles {
     owner: String,
     run: String,
     directory: SandboxPath,
-    /// What the model is told of them.
+    /// Their descriptions for the model.
     stored: Mutex<Vec<Value>>,
 }
 

@@ -56,11 +56,10 @@ fn paths(line: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the targets of a line's links within the repository.
 fn links(line: &str) -> impl Iterator<Item = &str> {
-    let targets = line.split("](").skip(1).filter_map(|rest| {
+    line.split("](").skip(1).filter_map(|rest| {
         let target = rest.split([')', ' ']).next()?.split('#').next()?;
         (!target.is_empty() && !target.contains(':')).then_some(target)
-    });
-    targets
+    })
 }
 
 /// Resolves `..` without looking at the disk.

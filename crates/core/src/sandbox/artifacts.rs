@@ -289,7 +289,7 @@ impl Room {
     }
 }
 
-/// What is known about a content that was read.
+/// The facts about a content that was read.
 #[derive(Default)]
 struct Summary {
     size_bytes: u64,

@@ -327,10 +327,8 @@ pub trait Process: Send {
     async fn resize(&mut self, size: PtySize) -> Result<(), SandboxError>;
 
     /// Takes the notes on what the running command could not do, such as hosts that were refused: those since the last
-    /// call, which are not among the notes of its exit then. Empty by default, for backends that refuse nothing.
-    fn take_notes(&mut self) -> Vec<String> {
-        Vec::new()
-    }
+    /// call, which are not among the notes of its exit then. Empty for backends that refuse nothing.
+    fn take_notes(&mut self) -> Vec<String>;
 
     /// Waits for the command's exit; further calls return the same result. Cancel-safe.
     ///

@@ -192,7 +192,7 @@ const STAT_BATCH: &str = r#"f='%f %s %Y %Z %i %y %z'
 s=$(stat -c "$f" -- "$@" 2>/dev/null) || s=$(for n; do stat -c "$f" -- "$n" 2>/dev/null || echo -; done)
 printf '%s\0' "$s" "$@""#;
 
-/// What a listing command prints, as records that end with NUL.
+/// The form of a listing command's records, which end with NUL.
 enum RecordFormat {
     /// Each is an entry, by the `-printf` of GNU `find`.
     Find,

@@ -318,6 +318,10 @@ impl Process for WrittenDown {
         Err(SandboxError::unsupported("the command has no terminal"))
     }
 
+    fn take_notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
     async fn wait(&mut self) -> Result<Exit, SandboxError> {
         self.ended = true;
         Ok(self.exit.clone())

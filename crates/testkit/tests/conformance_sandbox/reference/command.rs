@@ -492,6 +492,10 @@ impl Process for Running {
         Err(SandboxError::unsupported("the command has no terminal"))
     }
 
+    fn take_notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
     async fn wait(&mut self) -> Result<Exit, SandboxError> {
         // The command no longer reads it.
         self.output = None;
