@@ -37,6 +37,7 @@ const REAL_HOSTS: &[&str] = &[
     "html.spec.whatwg.org",
     "httpoxy.org",
     "iana.org",
+    "json-schema.org",
     "keepachangelog.com",
     "kernel.org",
     "litellm.ai",

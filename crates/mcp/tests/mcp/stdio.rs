@@ -362,7 +362,7 @@ async fn a_call_that_fails_after_a_refused_host_names_the_key_that_allows_it() {
             printf 'CONNECT %s HTTP/1.1\r\n\r\n' "$1" >&3
             read -r -u 3 line; exec 3>&-
         }
-        greet; offer; ask early.example.com:443
+        greet; ask early.example.com:443; offer
         next tools/call; ask late.example.com:443
         reply '{"content":[{"type":"text","text":"fetch failed"}],"isError":true}'
         next tools/call; ask unneeded.example.com:443
