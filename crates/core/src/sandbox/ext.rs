@@ -231,7 +231,7 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
     /// Copies output files to a directory of the host, at their paths below the working directory.
     ///
     /// A path named twice is saved once. These are refused: an empty path, NUL, `..`, a [reserved
-    /// name](reserved_name), a directory or special file, a path outside the working directory, a link that
+    /// name](super::reserved_name), a directory or special file, a path outside the working directory, a link that
     /// leads out, a file that is too large, and two paths that would be one file on the host. All files are
     /// copied before the first is put in place, so the output directory may overlap the working
     /// directory; each file appears atomically. Links of the output directory are not followed, and holes stay
