@@ -1,17 +1,14 @@
 //! A sandbox of the local backend.
 
-#[cfg(confined)]
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxHandle, SandboxInfo,
-    SandboxPath, SpawnRequest, Walk, WriteOptions, walk_by_command,
+    ByteRange, ByteStream, ChangeNotice, Connection, FileInfo, Process, Sandbox, SandboxError,
+    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Walk, WriteOptions, walk_by_command,
 };
-#[cfg(confined)]
-use cantle_core::sandbox::{ChangeNotice, Connection};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
@@ -136,6 +133,31 @@ impl Sandbox for LocalSandbox {
         let (paths, prefix) = (paths.to_vec(), prefix.to_owned());
         self.with_files(move |root| Ok(root.attributes(&paths, &prefix)))
             .await
+    }
+
+    #[cfg(not(confined))]
+    async fn connect(&self, _: u16) -> Result<Connection, SandboxError> {
+        Err(SandboxError::unsupported(
+            "without confinement, ports are those of this machine: connect to them directly",
+        ))
+    }
+
+    #[cfg(not(confined))]
+    async fn watch(&self, _: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the local backend watches directories on Linux only",
+        ))
+    }
+
+    #[cfg(not(confined))]
+    async fn attributes(
+        &self,
+        _: &[SandboxPath],
+        _: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        Err(SandboxError::unsupported(
+            "the local backend reads attributes on Linux only",
+        ))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
