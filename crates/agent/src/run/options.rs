@@ -23,7 +23,7 @@ pub struct RunOptions {
     pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
-    /// The user's directory that the runs work on. The model is told that its changes are the result.
+    /// The user's directory that the runs work on. The first message names it, and its changes as the result.
     pub user_directory: Option<UserDirectory>,
     /// The budget of each run.
     pub budget: Budget,

@@ -45,8 +45,8 @@ pub struct SessionOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ResumeOptions {
-    /// The options of the run. Its budget includes earlier spending, and the model was told of the user's directory
-    /// when the run began.
+    /// The options of the run. Its budget includes earlier spending. The user's directory is in the message with which the
+    /// run began, and is not sent again.
     pub runs: RunOptions,
     /// Whether a new sandbox is opened if the run's own is gone. Its files are lost, and the model is
     /// informed.

@@ -136,7 +136,7 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
     let again = user.python("open('/tmp/a.csv', 'a').write('more')").await;
     assert_eq!(names(&again), ["a.csv"]);
     assert_eq!(again["success"], true);
-    // Files of one name have objects of their own, which are told apart by more than eight digits.
+    // Each file of one name has its own object, whose key has more than eight random digits.
     let keys = [&result, &again].map(|result| {
         let files = result["files"].as_array().unwrap();
         let file = files.iter().find(|it| it["filename"] == "a.csv").unwrap();
