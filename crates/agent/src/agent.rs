@@ -10,7 +10,7 @@ use cantle_core::tool::{AskUser, DynTool, NoUser, ToolProvider};
 
 use crate::approval::Approvals;
 use crate::definition::Definition;
-use crate::error::{AgentError, SessionError};
+use crate::error::{InvalidAgent, SessionError};
 use crate::hooks::Hooks;
 use crate::journal::RunStore;
 use crate::rules::{ImageBounds, Rules, TextAnswers, default_max_repeats};
@@ -245,21 +245,21 @@ impl AgentBuilder {
     /// If the name doesn't match `^[a-zA-Z0-9_-]{1,128}$`, there is no finish tool, two tools
     /// have the same name, a tool's name is invalid, more than one provider opens a sandbox, or no
     /// turn is allowed.
-    pub fn build(self) -> Result<Agent, AgentError> {
+    pub fn build(self) -> Result<Agent, InvalidAgent> {
         let definition = self.definition;
         if !is_valid_name(&definition.name, 128) {
-            return Err(AgentError::new(format!(
+            return Err(InvalidAgent::new(format!(
                 "the agent's name `{}` must be 1 to 128 letters, digits, `_` or `-`",
                 definition.name
             )));
         }
         if definition.finish_tools.is_empty() {
-            return Err(AgentError::new(
+            return Err(InvalidAgent::new(
                 "an agent needs at least one finish tool; `Finish` is the usual one",
             ));
         }
         if definition.rules.max_turns == 0 {
-            return Err(AgentError::new("max_turns must be at least 1"));
+            return Err(InvalidAgent::new("max_turns must be at least 1"));
         }
         let sandboxes: Vec<_> = definition
             .providers
@@ -268,13 +268,13 @@ impl AgentBuilder {
             .map(|provider| provider.name())
             .collect();
         if sandboxes.len() > 1 {
-            return Err(AgentError::new(format!(
+            return Err(InvalidAgent::new(format!(
                 "an agent has at most one sandbox, but several providers open one: {}",
                 sandboxes.join(", ")
             )));
         }
         let tools = definition.tools.iter().map(|it| &it.tool);
-        check_names(tools.chain(&definition.finish_tools)).map_err(AgentError::new)?;
+        check_names(tools.chain(&definition.finish_tools)).map_err(InvalidAgent::new)?;
         Ok(Agent(Arc::new(definition)))
     }
 }

@@ -14,11 +14,11 @@ use crate::resource::Resource;
 /// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct AgentError {
+pub struct InvalidAgent {
     message: String,
 }
 
-impl AgentError {
+impl InvalidAgent {
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),

@@ -60,7 +60,7 @@ pub use self::approval::{Approvals, DecisionError, InvalidRule, Permission};
 pub use self::budget::Budget;
 pub use self::console::ConsoleLogger;
 pub use self::environment::UserDirectory;
-pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
+pub use self::error::{InvalidAgent, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::inputs::{IgnoreRules, InputEntries, InputOptions};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};

@@ -25,26 +25,28 @@ const UNANSWERED: &str = "Not run: the conversation was interrupted before this 
 /// let json = r#"[{"role": "user", "kind": "user", "content": "Hello"}]"#;
 /// let messages = history::from_json(json.as_bytes())?;
 /// assert_eq!(history::from_json(&history::to_json(&messages)?)?, messages);
-/// # Ok::<(), cantle_core::message::history::HistoryError>(())
+/// # Ok::<(), cantle_core::message::history::InvalidHistory>(())
 /// ```
 ///
 /// # Errors
 /// If the text is none of these; the error has the index of the invalid message.
-pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
-    let value: Value = serde_json::from_slice(json).map_err(|error| HistoryError::json(&error))?;
+pub fn from_json(json: &[u8]) -> Result<Vec<Message>, InvalidHistory> {
+    let value: Value =
+        serde_json::from_slice(json).map_err(|error| InvalidHistory::json(&error))?;
     let mut pending = PendingCalls::default();
     messages(value)?
         .into_iter()
         .enumerate()
         .map(|(index, value)| {
-            let upgraded = upgrade(value, &mut pending).map_err(|m| HistoryError::at(index, m))?;
-            serde_json::from_value(upgraded).map_err(|e| HistoryError::at(index, e.to_string()))
+            let upgraded =
+                upgrade(value, &mut pending).map_err(|m| InvalidHistory::at(index, m))?;
+            serde_json::from_value(upgraded).map_err(|e| InvalidHistory::at(index, e.to_string()))
         })
         .collect()
 }
 
 /// Returns the messages of the conversation in one of the forms of a history.
-fn messages(value: Value) -> Result<Vec<Value>, HistoryError> {
+fn messages(value: Value) -> Result<Vec<Value>, InvalidHistory> {
     let groups = |mut groups: Vec<Value>| match groups.pop() {
         Some(Value::Array(group)) => group,
         last => {
@@ -60,14 +62,14 @@ fn messages(value: Value) -> Result<Vec<Value>, HistoryError> {
                 .or_else(|| dump.remove("message_history"));
             match conversation {
                 Some(Value::Array(values)) => Ok(groups(values)),
-                _ => Err(HistoryError {
+                _ => Err(InvalidHistory {
                     index: None,
                     message: "expected an array of messages, or an object with `msgs` or `message_history`"
                         .to_owned(),
                 }),
             }
         }
-        _ => Err(HistoryError {
+        _ => Err(InvalidHistory {
             index: None,
             message: "expected an array of messages".to_owned(),
         }),
@@ -105,19 +107,19 @@ fn close(open: &mut Vec<ToolCall>, messages: &mut Vec<Message>) {
 ///
 /// # Errors
 /// If a message can't be serialized, which no known message causes.
-pub fn to_json(messages: &[Message]) -> Result<Vec<u8>, HistoryError> {
-    serde_json::to_vec_pretty(messages).map_err(|error| HistoryError::json(&error))
+pub fn to_json(messages: &[Message]) -> Result<Vec<u8>, InvalidHistory> {
+    serde_json::to_vec_pretty(messages).map_err(|error| InvalidHistory::json(&error))
 }
 
 /// An error while reading or writing a history.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read the history{}: {message}", index.map(|i| format!(" at message {i}")).unwrap_or_default())]
-pub struct HistoryError {
+pub struct InvalidHistory {
     index: Option<usize>,
     message: String,
 }
 
-impl HistoryError {
+impl InvalidHistory {
     fn json(error: &serde_json::Error) -> Self {
         Self {
             index: None,

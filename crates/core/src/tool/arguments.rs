@@ -80,12 +80,12 @@ impl fmt::Display for RepairKind {
 /// names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct ArgumentError {
+pub struct InvalidArguments {
     path: Option<String>,
     message: String,
 }
 
-impl ArgumentError {
+impl InvalidArguments {
     /// Creates an error about the arguments as a whole.
     fn whole(message: String) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl fmt::Display for Problem {
 }
 
 /// Parses the JSON text of a call's arguments. Empty text means no arguments.
-pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, ArgumentError> {
+pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, InvalidArguments> {
     if text.trim().is_empty() {
         return Ok(Value::Object(Map::new()));
     }
@@ -157,17 +157,17 @@ pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, Argu
         Ok(Value::Object(arguments)) => Ok(Value::Object(arguments)),
         // Some models write `null` for a tool without parameters.
         Ok(Value::Null) => Ok(Value::Object(Map::new())),
-        Ok(other) => Err(ArgumentError::whole(format!(
+        Ok(other) => Err(InvalidArguments::whole(format!(
             "Tool arguments must be a JSON object, not {}.",
             kind(&other)
         ))),
-        Err(error) => Err(ArgumentError::whole(format!(
+        Err(error) => Err(InvalidArguments::whole(format!(
             "Tool arguments are not valid JSON: {error}. Send one JSON object."
         ))),
     }
 }
 
-pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, ArgumentError> {
+pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, InvalidArguments> {
     serde_path_to_error::deserialize(arguments).map_err(|error| {
         let problem = Problem {
             path: Some(error.path().to_string())
@@ -177,7 +177,7 @@ pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, Argumen
         };
         let message = problem.to_string();
         let path = Some(problem.path).filter(|path| !path.is_empty());
-        ArgumentError { path, message }
+        InvalidArguments { path, message }
     })
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::arguments::{self, ArgumentError, ParsedArguments};
+use super::arguments::{self, InvalidArguments, ParsedArguments};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolProperties, ToolSpec, schema};
 use crate::principal::Level;
 
@@ -196,12 +196,12 @@ impl DynTool {
     /// assert_eq!(parsed.arguments, json!({"limit": 5, "tags": ["new"]}));
     /// assert_eq!(parsed.repairs[0].to_string(), "`limit`: a number in text");
     /// assert!(tool.parse(r#"{"limit": "few"}"#).is_err());
-    /// # Ok::<(), cantle_core::tool::ArgumentError>(())
+    /// # Ok::<(), cantle_core::tool::InvalidArguments>(())
     /// ```
     ///
     /// # Errors
     /// If the arguments are invalid; the message is for the model.
-    pub fn parse(&self, arguments: &str) -> Result<ParsedArguments, ArgumentError> {
+    pub fn parse(&self, arguments: &str) -> Result<ParsedArguments, InvalidArguments> {
         let mut repairs = Vec::new();
         let arguments = arguments::parse(arguments, &mut repairs)?;
         let arguments = schema::validate(self.spec.parameters(), arguments, &mut repairs)?;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 
-use super::ArgumentError;
+use super::InvalidArguments;
 use crate::sandbox::{SandboxError, SandboxErrorKind};
 
 /// The failure of a tool call. The model reads the message. The run continues, unless the sandbox is
@@ -82,8 +82,8 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("unknown")
 }
 
-impl From<ArgumentError> for ToolError {
-    fn from(error: ArgumentError) -> Self {
+impl From<InvalidArguments> for ToolError {
+    fn from(error: InvalidArguments) -> Self {
         Self::new(ToolErrorKind::InvalidArguments, error.to_string()).with_source(error)
     }
 }

@@ -26,7 +26,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::arguments::{ArgumentError, ParsedArguments, Repair, RepairKind};
+pub use self::arguments::{InvalidArguments, ParsedArguments, Repair, RepairKind};
 pub use self::context::ToolContext;
 pub use self::decision::{ApprovalScope, Decision};
 pub use self::dyn_tool::DynTool;

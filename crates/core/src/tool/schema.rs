@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use self::check::{Names, Problems};
 use self::path::Path;
-use super::arguments::{ArgumentError, Repair};
+use super::arguments::{InvalidArguments, Repair};
 
 /// Maximum number of problems listed in an error.
 const MAX_PROBLEMS: usize = 5;
@@ -57,11 +57,11 @@ pub(super) fn validate(
     schema: &Value,
     arguments: Value,
     repairs: &mut Vec<Repair>,
-) -> Result<Value, ArgumentError> {
+) -> Result<Value, InvalidArguments> {
     let arguments = repair::repair(schema, arguments, Path::Root, Names::Listed, repairs);
     let mut problems = Problems::keeping(MAX_PROBLEMS);
     check::check(schema, &arguments, Path::Root, Names::Listed, &mut problems);
-    match ArgumentError::of(&problems.kept, problems.count) {
+    match InvalidArguments::of(&problems.kept, problems.count) {
         Some(error) => Err(error),
         None => Ok(arguments),
     }

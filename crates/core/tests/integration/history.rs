@@ -21,7 +21,7 @@ fn value(json: &str) -> Value {
     serde_json::from_str(json).expect("the fixture is JSON")
 }
 
-fn read(json: &Value) -> Result<Vec<Message>, history::HistoryError> {
+fn read(json: &Value) -> Result<Vec<Message>, history::InvalidHistory> {
     history::from_json(json.to_string().as_bytes())
 }
 

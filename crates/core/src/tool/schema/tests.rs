@@ -9,7 +9,7 @@ use super::*;
 use crate::tool::{DynTool, ToolSpec, arguments};
 
 /// Parses arguments for a tool with these parameters.
-fn read<P: DeserializeOwned + JsonSchema>(text: &str) -> Result<P, ArgumentError> {
+fn read<P: DeserializeOwned + JsonSchema>(text: &str) -> Result<P, InvalidArguments> {
     let spec = ToolSpec::new("tool", "", of::<P>());
     let mut repairs = Vec::new();
     let value = arguments::parse(text, &mut repairs)?;
