@@ -20,8 +20,16 @@ const MAX_FACT_CHARS: usize = 300;
 /// Maximum number of allowed hosts that are named.
 const MAX_HOSTS: usize = 20;
 
-/// Writes one line per fact, `name value`.
+/// Writes one line per fact, `name value`. Python takes longest, so the rest runs beside it. It asks the
+/// finders themselves, since importing `importlib.util` takes a third of its time.
 const SCRIPT: &str = r#"
+python3 -I -c '
+import sys
+known = "numpy pandas scipy matplotlib sklearn PIL requests bs4 lxml openpyxl docx pptx pypdf yaml"
+found = (name for name in known.split() if any(it.find_spec(name, None) for it in sys.meta_path))
+print("python", ".".join(map(str, sys.version_info[:3])))
+print("packages", *found)
+' 2>/dev/null &
 . /etc/os-release 2>/dev/null
 echo "system ${PRETTY_NAME:-$(uname -s)}, $(uname -m)"
 echo "user $(id -un 2>/dev/null || id -u)"
@@ -30,13 +38,7 @@ for program in git node npm uv pip gcc cargo go java curl jq ffmpeg pandoc pdfto
     command -v $program >/dev/null 2>&1 && found="$found $program"
 done
 echo "programs$found"
-python3 -I -c '
-import sys
-from importlib.util import find_spec
-known = "numpy pandas scipy matplotlib sklearn PIL requests bs4 lxml openpyxl docx pptx pypdf yaml"
-print("python", ".".join(map(str, sys.version_info[:3])))
-print("packages", *(name for name in known.split() if find_spec(name)))
-' 2>/dev/null
+wait
 "#;
 
 /// The facts about a sandbox.
@@ -223,6 +225,23 @@ mod tests {
         };
         assert_eq!(facts, expected);
         assert_eq!(SandboxFacts::parse(""), SandboxFacts::default());
+    }
+
+    #[test]
+    fn the_script_answers_every_question() {
+        let mut shell = std::process::Command::new("sh");
+        let output = shell.args(["-c", SCRIPT]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut names: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            ["packages", "programs", "python", "system", "user"],
+            "{text}"
+        );
     }
 
     #[test]
