@@ -8,6 +8,7 @@ mod tree;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use cantle_core::escape::join_up_to;
 use cantle_core::policy::Network;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SpawnRequest};
 
@@ -186,18 +187,9 @@ fn network(network: Option<&Network>) -> String {
     match network {
         None => "not restricted".to_owned(),
         Some(Network::Hosts(hosts)) if !hosts.is_empty() => {
-            let named: Vec<_> = hosts
-                .iter()
-                .take(MAX_HOSTS)
-                .map(ToString::to_string)
-                .collect();
-            let more = match hosts.len().saturating_sub(MAX_HOSTS) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
+            let hosts = join_up_to(MAX_HOSTS, hosts);
             format!(
-                "only HTTP and HTTPS to {}{more}, through the proxy in HTTP_PROXY and HTTPS_PROXY",
-                named.join(", ")
+                "only HTTP and HTTPS to {hosts}, through the proxy in HTTP_PROXY and HTTPS_PROXY"
             )
         }
         Some(_) => "off; downloads and package installation fail, use what is installed".to_owned(),

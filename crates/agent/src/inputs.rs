@@ -11,6 +11,7 @@ mod ignore_rules;
 use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
+use cantle_core::escape::join_up_to;
 use cantle_core::sandbox::{HostTree, Sandbox, SandboxExt as _, SandboxPath};
 use globset::GlobBuilder;
 
@@ -90,17 +91,13 @@ impl Input {
 
     /// Returns a warning that names the files that look like secrets.
     fn left_out(&self) -> Option<String> {
-        let named = self.secrets.iter().take(MAX_NAMED);
-        let named: Vec<_> = named.map(|path| path.display().to_string()).collect();
-        let more = match self.secrets.len().saturating_sub(MAX_NAMED) {
-            _ if named.is_empty() => return None,
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        if self.secrets.is_empty() {
+            return None;
+        }
         let from = self.from.display();
-        let named = named.join(", ");
+        let named = join_up_to(MAX_NAMED, self.secrets.iter().map(|path| path.display()));
         Some(format!(
-            "input `{from}`: left out files that look like secrets: {named}{more} (--include-secrets, \
+            "input `{from}`: left out files that look like secrets: {named} (--include-secrets, \
              `InputOptions::include_secrets`)"
         ))
     }

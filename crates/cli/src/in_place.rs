@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cantle::agent::InputOptions;
-use cantle::core::escape::for_display as display;
+use cantle::core::escape::{for_display as display, join_up_to};
 use cantle::core::policy::{Policy, PolicyField, Strictness};
 use cantle::core::sandbox::{EnforcedBy, Sandbox, SandboxExt as _, SpawnRequest, reserved_name};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
@@ -398,10 +398,6 @@ fn rename(root: &File, path: &Path) -> anyhow::Result<String> {
 }
 
 fn names(paths: &[&PathBuf]) -> String {
-    let shown = paths.iter().take(MAX_NAMED);
-    let shown: Vec<_> = shown.map(|path| display(&path.to_string_lossy())).collect();
-    match paths.len().saturating_sub(MAX_NAMED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
+    let names = paths.iter().map(|path| display(&path.to_string_lossy()));
+    join_up_to(MAX_NAMED, names)
 }

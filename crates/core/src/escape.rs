@@ -51,6 +51,28 @@ pub fn shorten(text: &str, max_chars: usize) -> String {
     }
 }
 
+/// Joins the first `max` items with commas, followed by the number of the others. Escapes nothing.
+///
+/// ```
+/// use cantle_core::escape::join_up_to;
+///
+/// assert_eq!(join_up_to(2, ["a", "b", "c"]), "a, b and 1 more");
+/// assert_eq!(join_up_to(3, ["a", "b", "c"]), "a, b, c");
+/// ```
+pub fn join_up_to(max: usize, items: impl IntoIterator<Item = impl ToString>) -> String {
+    let mut items = items.into_iter();
+    let named: Vec<_> = items
+        .by_ref()
+        .take(max)
+        .map(|item| item.to_string())
+        .collect();
+    let named = named.join(", ");
+    match items.count() {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
 fn escape(text: &str, is_prose: bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     let mut chars = text.chars();

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use cantle_core::code::RichResult;
 use cantle_core::content::{Content, Media, Part};
+use cantle_core::escape::join_up_to;
 use cantle_core::metadata::Metadata;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
@@ -351,27 +352,16 @@ fn outcome(execution: &Execution) -> String {
 /// Names the files that a call created or changed, except our own.
 fn changed_files(before: &Walk, after: &Walk) -> Option<String> {
     let changed = after.changed_since(before);
-    let names = changed.filter(|(path, entry)| {
+    let files = changed.filter(|(path, entry)| {
         entry.kind == FileKind::File && !path.relative_bytes().starts_with(b".cantle/")
     });
-    let names: Vec<_> = names
-        .map(|(path, entry)| (path.to_string(), entry))
-        .collect();
-    if names.is_empty() {
-        return None;
-    }
-    let shown = names.iter().take(MAX_FILES).map(|(name, entry)| {
+    let names = files.map(|(path, entry)| {
+        let name = path.to_string();
         let name: String = name.escape_debug().take(MAX_NAME_CHARS).collect();
         format!("{name} ({} bytes)", entry.size_bytes)
     });
-    let mut text = format!(
-        "Created or changed: {}",
-        shown.collect::<Vec<_>>().join(", ")
-    );
-    if names.len() > MAX_FILES {
-        let _ = write!(text, ", and {} more", names.len() - MAX_FILES);
-    }
-    Some(text)
+    let names = join_up_to(MAX_FILES, names);
+    (!names.is_empty()).then(|| format!("Created or changed: {names}"))
 }
 
 /// Returns the image of a result.

@@ -31,7 +31,8 @@ mod workshop;
 
 use std::any::Any;
 use std::collections::BTreeSet;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -166,27 +167,27 @@ impl Peers {
 pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<Peers> {
     system::install_missing();
     let outcomes = thread::scope(|scope| -> Result<_> {
-        let aimock = scope.spawn(|| aimock::bring_up(workshop));
-        let llama = scope.spawn(|| llama::bring_up(workshop));
-        let stirrup = scope.spawn(|| stirrup::bring_up(workshop));
-        let containers = scope.spawn(|| {
+        let aimock = start(scope, "aimock", || aimock::bring_up(workshop));
+        let llama = start(scope, "llama", || llama::bring_up(workshop));
+        let stirrup = start(scope, "stirrup", || stirrup::bring_up(workshop));
+        let containers = start(scope, "docker", || {
             // In this order: the engine's images are made of BusyBox.
             let busybox = busybox::bring_up(workshop);
             Ok((busybox, docker::bring_up(workshop)))
         });
-        let program = scope.spawn(|| static_program::bring_up(workshop));
-        let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
-        let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
-        let moto = scope.spawn(|| moto::bring_up(workshop));
-        let s3s = scope.spawn(|| s3s::bring_up(workshop, lane));
-        let azurite = scope.spawn(|| azurite::bring_up(workshop, lane));
-        let postgres = scope.spawn(|| postgres::bring_up(workshop));
-        let mcp = scope.spawn(|| mcp::bring_up(workshop, lane));
-        let index = scope.spawn(|| index::bring_up(workshop));
-        let readers = scope.spawn(|| readers::bring_up(workshop, lane));
-        let extractors = scope.spawn(|| extractors::bring_up(workshop, lane));
-        let mdbook = scope.spawn(|| mdbook::bring_up(workshop, lane));
-        let phoenix = scope.spawn(|| phoenix::bring_up(workshop, lane));
+        let program = start(scope, "static", || static_program::bring_up(workshop));
+        let e2b = start(scope, "e2b", || e2b::bring_up(workshop, lane));
+        let matplotlib = start(scope, "matplotlib", || matplotlib::bring_up(workshop));
+        let moto = start(scope, "moto", || moto::bring_up(workshop));
+        let s3s = start(scope, "s3s", || s3s::bring_up(workshop, lane));
+        let azurite = start(scope, "azurite", || azurite::bring_up(workshop, lane));
+        let postgres = start(scope, "postgres", || postgres::bring_up(workshop));
+        let mcp = start(scope, "mcp", || mcp::bring_up(workshop, lane));
+        let index = start(scope, "index", || index::bring_up(workshop));
+        let readers = start(scope, "readers", || readers::bring_up(workshop, lane));
+        let extractors = start(scope, "extractors", || extractors::bring_up(workshop, lane));
+        let mdbook = start(scope, "mdbook", || mdbook::bring_up(workshop, lane));
+        let phoenix = start(scope, "phoenix", || phoenix::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -230,6 +231,20 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
 pub fn bring_up_engine(workshop: &Workshop) -> Result<Ready> {
     system::install_missing();
     docker::bring_up(workshop)
+}
+
+/// Prepares a peer beside the others, and prints how long it took.
+fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &'static str,
+    bring_up: impl FnOnce() -> Result<T> + Send + 'scope,
+) -> ScopedJoinHandle<'scope, Result<T>> {
+    scope.spawn(move || {
+        let start = Instant::now();
+        let outcome = bring_up();
+        eprintln!("== peer {name}: {:.1} s", start.elapsed().as_secs_f32());
+        outcome
+    })
 }
 
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {

@@ -1,5 +1,6 @@
 //! A sandbox's isolation, network and enforcement as text.
 
+use cantle::core::escape::join_up_to;
 use cantle::core::policy::Network;
 use cantle::core::sandbox::{EnforcedBy, Isolation, SandboxInfo};
 
@@ -61,16 +62,7 @@ fn short(mechanism: &str) -> &str {
 fn network_text(network: &Network) -> String {
     match network {
         Network::Hosts(hosts) if !hosts.is_empty() => {
-            let named: Vec<String> = hosts
-                .iter()
-                .take(MAX_HOSTS)
-                .map(ToString::to_string)
-                .collect();
-            let more = match hosts.len().saturating_sub(MAX_HOSTS) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("network {}{more}", named.join(", "))
+            format!("network {}", join_up_to(MAX_HOSTS, hosts))
         }
         _ => "no network".to_owned(),
     }

@@ -100,7 +100,7 @@ async fn a_model_sees_which_files_a_call_changed() {
     let many = text(&tool, many).await;
     assert!(
         many.contains("<files>Created or changed: f00 (0 bytes), f01 (0 bytes), ")
-            && many.contains(", f19 (0 bytes), and 80 more</files>"),
+            && many.contains(", f19 (0 bytes) and 80 more</files>"),
         "{many}"
     );
     // Not what commands changed between two calls.
