@@ -3,15 +3,18 @@
 mod similar_names;
 
 use std::sync::Arc;
+use std::thread;
 
 use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, Media, MediaError, MediaErrorKind, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath};
-use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties};
+use cantle_core::tool::{
+    DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties, on_thread,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 /// Maximum size of an image file.
 const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
@@ -22,7 +25,7 @@ const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 /// BMP; of an animation, the model sees the first frame. Images are decoded on separate threads, at most
 /// one per processor for all sessions that share the tool.
 pub fn view_image(limits: ImageLimits) -> DynTool {
-    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+    let parallelism = thread::available_parallelism().map_or(1, usize::from);
     DynTool::new(ViewImage {
         limits,
         decoders: Arc::new(Semaphore::new(parallelism)),
@@ -66,42 +69,22 @@ impl Tool for ViewImage {
         let closed = |_| ToolError::failed("The tool is closed.");
         let permit = permit.await.map_err(closed)?;
         let output = match read(&**sandbox, &params.path).await? {
-            Ok(data) => match self
-                .decode(params.path.clone(), data.clone(), permit)
-                .await?
-            {
-                Ok(content) => ToolOutput::new(content),
-                Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
-            },
+            Ok(data) => {
+                let (path, image, limits) = (params.path.clone(), data.clone(), self.limits);
+                let thread = thread::Builder::new().name("cantle-image".to_owned());
+                let decode = move || {
+                    // Held until the thread ends, also if the call was cancelled.
+                    let _permit = permit;
+                    view(&path, image, limits)
+                };
+                match on_thread(thread, decode).await? {
+                    Ok(content) => ToolOutput::new(content),
+                    Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
+                }
+            }
             Err(advice) => ToolOutput::failure(advice),
         };
         Ok(output.with_metadata(Metadata::uses(1)))
-    }
-}
-
-impl ViewImage {
-    /// Decodes an image on a new thread, which keeps its permit if the call is cancelled.
-    async fn decode(
-        &self,
-        path: String,
-        data: Bytes,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Result<Content, MediaError>, ToolError> {
-        let limits = self.limits;
-        let (sender, receiver) = oneshot::channel();
-        std::thread::Builder::new()
-            .name("cantle-image".to_owned())
-            .spawn(move || {
-                // Fails if the call was cancelled.
-                let _ = sender.send(view(&path, data, limits));
-                drop(permit);
-            })
-            .map_err(|error| {
-                ToolError::failed("No thread could be started for the image").with_source(error)
-            })?;
-        receiver
-            .await
-            .map_err(|_| ToolError::panicked("the image decoder stopped"))
     }
 }
 

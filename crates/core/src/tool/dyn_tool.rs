@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -107,7 +108,10 @@ impl DynTool {
         let call = Arc::new(call);
         Self::from_fn(name, description, move |params, cx| {
             let call = Arc::clone(&call);
-            on_thread(move || call(params, cx))
+            async move {
+                let thread = thread::Builder::new().name("cantle-tool".to_owned());
+                on_thread(thread, move || call(params, cx)).await?
+            }
         })
     }
 
@@ -231,28 +235,27 @@ impl<T: Tool> From<T> for DynTool {
     }
 }
 
-/// Runs a blocking call on a thread of its own.
-async fn on_thread(
-    call: impl FnOnce() -> Result<ToolOutput, ToolError> + Send + 'static,
-) -> Result<ToolOutput, ToolError> {
+/// Runs blocking work on a thread of its own, which goes on if the returned future is dropped.
+///
+/// # Errors
+/// If the thread can't be started, or the work panics.
+pub async fn on_thread<T: Send + 'static>(
+    thread: thread::Builder,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ToolError> {
     let (done, result) = oneshot::channel();
-    let thread = std::thread::Builder::new()
-        .name("cantle-tool".to_owned())
-        .spawn(move || {
-            // The receiver is gone if the call was abandoned.
-            let _ = done.send(call());
-        })
-        .map_err(|error| {
-            ToolError::failed("No thread could be started for the tool").with_source(error)
-        })?;
-    match result.await {
-        Ok(result) => result,
-        // The sender was dropped without a result: the thread panicked.
-        Err(_) => Err(match thread.join() {
-            Err(payload) => ToolError::from_panic(payload.as_ref()),
-            Ok(()) => ToolError::panicked("unknown"),
-        }),
-    }
+    let thread = thread.spawn(move || {
+        // The receiver is gone if the call was abandoned.
+        let _ = done.send(work());
+    });
+    let thread = thread.map_err(|error| {
+        ToolError::failed("No thread could be started for the tool").with_source(error)
+    })?;
+    // Without a result, the sender was dropped: the thread panicked.
+    result.await.map_err(|_| match thread.join() {
+        Err(payload) => ToolError::from_panic(payload.as_ref()),
+        Ok(()) => ToolError::panicked("unknown"),
+    })
 }
 
 #[cfg(test)]

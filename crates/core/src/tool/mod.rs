@@ -29,7 +29,7 @@ use serde_json::Value;
 pub use self::arguments::{InvalidArguments, ParsedArguments, Repair, RepairKind};
 pub use self::context::ToolContext;
 pub use self::decision::{ApprovalScope, Decision};
-pub use self::dyn_tool::DynTool;
+pub use self::dyn_tool::{DynTool, on_thread};
 pub use self::error::{ToolError, ToolErrorKind, panic_message};
 pub use self::provider::{OpenContext, ProviderError, ProviderErrorKind, ToolProvider, ToolSet};
 pub use self::question::{
