@@ -140,12 +140,8 @@ fn whole(html: &str) -> String {
 /// or quote is written once more, with its lines indented; and each link is resolved against the page's URL.
 fn is_too_costly(document: &Document, url: &str) -> bool {
     let bases = document.select("base[href]");
-    let base = bases.iter().filter_map(|it| it.attr("href"));
-    let base = base
-        .map(|it| it.len())
-        .max()
-        .unwrap_or_default()
-        .max(url.len());
+    let lengths = bases.iter().filter_map(|it| Some(it.attr("href")?.len()));
+    let base = lengths.chain([url.len()]).max().unwrap_or_default();
     let (mut elements, mut cost) = (0_usize, 0_usize);
     let root = document.root();
     let mut pending: Vec<_> = root.children_it(false).map(|node| (node, 1)).collect();

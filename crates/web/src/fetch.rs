@@ -36,13 +36,6 @@ pub(crate) struct Fetched {
 }
 
 impl Fetcher {
-    pub(crate) fn new(reach: Reach) -> Self {
-        Self {
-            reach,
-            connector: Connector::default(),
-        }
-    }
-
     /// Fetches a URL. The caller limits the time.
     pub(crate) async fn fetch(&self, url: &str) -> Result<Fetched, WebError> {
         let mut url = parse_url(url, None)?;
@@ -79,10 +72,7 @@ impl Fetcher {
             });
         }
         let message = format!("Too many redirects (maximum {MAX_REDIRECTS})");
-        Err(WebError::new(
-            WebErrorKind::Redirect,
-            message,
-            "Use another source.",
-        ))
+        let advice = "Use another source.";
+        Err(WebError::new(WebErrorKind::Redirect, message, advice))
     }
 }

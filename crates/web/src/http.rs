@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use cantle_tls::ClientConfig;
 use flate2::read::MultiGzDecoder;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode, redirect};
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
@@ -86,10 +86,8 @@ pub(crate) fn request_error(host: &str, error: reqwest::Error) -> WebError {
 /// Returns the error of a response that is not a success; `Ok` for one that is.
 pub(crate) fn check_status(host: &str, response: &Response) -> Result<(), WebError> {
     let (status, headers) = (response.status(), response.headers());
-    if headers
-        .get("cf-mitigated")
-        .is_some_and(|it| it == "challenge")
-    {
+    let mitigation = headers.get("cf-mitigated");
+    if mitigation.is_some_and(|it| it == "challenge") {
         let message = format!("`{host}` asks for proof that the visitor is a person (a captcha)");
         let advice = "The page can't be read this way: use another source.";
         return Err(WebError::new(WebErrorKind::Challenge, message, advice));
@@ -137,22 +135,16 @@ pub(crate) async fn read_body(
     mut response: Response,
     limit: usize,
 ) -> Result<Bytes, WebError> {
-    let is_gzip = match response
-        .headers()
-        .get(CONTENT_ENCODING)
-        .map(|it| it.to_str())
-    {
+    let encoding = response.headers().get(CONTENT_ENCODING);
+    let is_gzip = match encoding.map(HeaderValue::to_str) {
         None | Some(Ok("" | "identity")) => false,
         Some(Ok("gzip" | "x-gzip")) => true,
         Some(other) => {
             let encoding = other.unwrap_or("unreadable");
             let message =
                 format!("`{host}` used the encoding `{encoding}`, which was not asked for");
-            return Err(WebError::new(
-                WebErrorKind::Protocol,
-                message,
-                "Use another source.",
-            ));
+            let advice = "Use another source.";
+            return Err(WebError::new(WebErrorKind::Protocol, message, advice));
         }
     };
     let mut body = Vec::new();

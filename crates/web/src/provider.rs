@@ -12,9 +12,8 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::fetch::Fetcher;
-use crate::page::FetchWebPage;
+use crate::page::{FetchWebPage, PageSettings};
 use crate::search::{SearchProvider, WebSearch};
-use crate::target::Reach;
 
 /// Default time limit of a call: a fetch with redirects and extraction, or a search with its retries.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -26,11 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct WebTools {
-    pub(crate) reach: Reach,
-    images: Option<ImageLimits>,
+    pub(crate) page: PageSettings,
     search: Option<Arc<dyn SearchProvider>>,
-    timeout: Duration,
-    extractions: Arc<Semaphore>,
 }
 
 impl Default for WebTools {
@@ -43,36 +39,36 @@ impl WebTools {
     /// Tools that may reach every host of the public internet.
     pub fn new() -> Self {
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            reach: Reach::default(),
-            images: None,
-            search: None,
+        let page = PageSettings {
+            fetcher: Fetcher::default(),
             timeout: TIMEOUT,
+            images: None,
             extractions: Arc::new(Semaphore::new(parallelism)),
-        }
+        };
+        Self { page, search: None }
     }
 
     /// Allows these hosts only. Addresses in URLs are refused then.
     pub fn allow_hosts(mut self, hosts: impl IntoIterator<Item = HostPattern>) -> Self {
-        self.reach.allow = Some(hosts.into_iter().collect());
+        self.page.fetcher.reach.allow = Some(hosts.into_iter().collect());
         self
     }
 
     /// Denies these hosts, on every port and even if they are allowed. Addresses in URLs are refused then.
     pub fn deny_hosts(mut self, hosts: impl IntoIterator<Item = HostPattern>) -> Self {
-        self.reach.deny.extend(hosts);
+        self.page.fetcher.reach.deny.extend(hosts);
         self
     }
 
     /// Shows images to the model, scaled to `limits`; for models that accept images. Without, they are files.
     pub fn images(mut self, limits: ImageLimits) -> Self {
-        self.images = Some(limits);
+        self.page.images = Some(limits);
         self
     }
 
     /// Fetches nothing: each call of `fetch_web_page` fails. For a replay, whose results are recorded.
     pub fn offline(mut self) -> Self {
-        self.reach.offline = true;
+        self.page.fetcher.reach.offline = true;
         self
     }
 
@@ -84,7 +80,7 @@ impl WebTools {
 
     /// Sets the time limit of a call; by default 180 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.page.timeout = timeout;
         self
     }
 }
@@ -101,7 +97,8 @@ impl ToolProvider for WebTools {
 
     fn identity(&self) -> Value {
         let search = self.search.as_ref().map(|provider| provider.name());
-        json!({"allow": self.reach.allow, "deny": self.reach.deny, "search": search})
+        let reach = &self.page.fetcher.reach;
+        json!({"allow": reach.allow, "deny": reach.deny, "search": search})
     }
 
     fn requirements(&self) -> Requirements {
@@ -109,15 +106,10 @@ impl ToolProvider for WebTools {
     }
 
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
-        let fetcher = Fetcher::new(self.reach.clone());
-        let extractions = Arc::clone(&self.extractions);
-        let page = FetchWebPage::new(fetcher, self.timeout, self.images, extractions);
-        let mut tools = vec![DynTool::new(page)];
+        let mut tools = vec![DynTool::new(FetchWebPage::new(self.page.clone()))];
         if let Some(provider) = &self.search {
-            tools.push(DynTool::new(WebSearch::new(
-                Arc::clone(provider),
-                self.timeout,
-            )));
+            let search = WebSearch::new(Arc::clone(provider), self.page.timeout);
+            tools.push(DynTool::new(search));
         }
         Ok(Box::new(Tools(tools)))
     }

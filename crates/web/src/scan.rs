@@ -31,77 +31,9 @@ const FORMATTING: [&str; 14] = [
 ];
 /// Elements of SVG whose content the parser reads as HTML.
 const INTEGRATION_POINTS: [&str; 3] = ["foreignobject", "desc", "title"];
-/// Elements that end an SVG or MathML that is open (HTML, 13.2.6.5).
-const BREAKOUT: [&str; 45] = [
-    "b",
-    "big",
-    "blockquote",
-    "body",
-    "br",
-    "center",
-    "code",
-    "dd",
-    "div",
-    "dl",
-    "dt",
-    "em",
-    "embed",
-    "font",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "head",
-    "hr",
-    "i",
-    "img",
-    "li",
-    "listing",
-    "menu",
-    "meta",
-    "nobr",
-    "ol",
-    "p",
-    "pre",
-    "ruby",
-    "s",
-    "small",
-    "span",
-    "strong",
-    "strike",
-    "sub",
-    "sup",
-    "table",
-    "tt",
-    "u",
-    "ul",
-    "var",
-];
-const LINE_BREAKING: [&str; 22] = [
-    "p",
-    "br",
-    "div",
-    "li",
-    "tr",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "pre",
-    "table",
-    "ul",
-    "ol",
-    "dl",
-    "dt",
-    "dd",
-    "section",
-    "article",
-    "blockquote",
-    "title",
+/// Elements besides those above and those that break lines that end an SVG or MathML that is open (HTML, 13.2.6.5).
+const BREAKOUT: [&str; 9] = [
+    "center", "head", "listing", "menu", "ruby", "span", "sub", "sup", "var",
 ];
 
 /// The result of a scan.
@@ -171,11 +103,7 @@ impl Scanner {
         let name: String = name.chars().take(MAX_NAME).collect();
         let name = name.to_ascii_lowercase();
         let (rest, is_self_closing) = self.attributes(attributes);
-        if LINE_BREAKING.contains(&name.as_str()) {
-            self.text.push('\n');
-        } else if matches!(name.as_str(), "td" | "th" | "option") {
-            self.text.push(' ');
-        }
+        self.text.push_str(separator(&name));
         if !self.is_closed_in_svg(&name, is_end, is_self_closing) {
             self.count(&name, is_end);
         }
@@ -184,21 +112,20 @@ impl Scanner {
         if is_end || self.is_in_foreign() {
             return rest;
         }
-        if matches!(name.as_str(), "script" | "style") {
-            let following = before_end_tag(rest, &name);
-            let skipped = rest.get(..rest.len() - following.len()).unwrap_or(rest);
-            // A script in a comment in a script ends later, and a style in a `select` is none.
-            self.is_refused |= skipped.contains("<!--") && has_tag(skipped, "script");
-            self.is_refused |= name == "style" && self.is_open("select");
-            return following;
+        let is_raw = matches!(name.as_str(), "script" | "style");
+        if !is_raw && (self.is_refused || !ESCAPABLE.contains(&name.as_str())) {
+            return rest;
         }
-        if !self.is_refused && ESCAPABLE.contains(&name.as_str()) {
-            let following = before_end_tag(rest, &name);
-            let content = rest.get(..rest.len() - following.len()).unwrap_or(rest);
+        let (content, following) = rest.split_at(find_tag(rest, "</", &name).unwrap_or(rest.len()));
+        if !is_raw {
             // Markup is text here, unless the parser ignored the start tag.
             self.is_refused |= content.contains('<');
+            return rest;
         }
-        rest
+        // A script in a comment in a script ends later, and a style in a `select` is none.
+        self.is_refused |= content.contains("<!--") && find_tag(content, "<", "script").is_some();
+        self.is_refused |= name == "style" && self.is_open("select");
+        following
     }
 
     /// Follows an SVG, and returns whether the tag is one of its elements that closes itself. Elsewhere, the parser
@@ -215,11 +142,11 @@ impl Scanner {
             self.is_mixed = self.is_open("select") || self.is_open("math");
         } else if is_end {
             let is_last = self.svg.pop().as_deref() == Some(name);
-            self.is_mixed = !is_last || BREAKOUT.contains(&name);
+            self.is_mixed = !is_last || may_break_out(name);
             return false;
         } else {
             let is_html = |open: &String| INTEGRATION_POINTS.contains(&open.as_str());
-            self.is_mixed = BREAKOUT.contains(&name) || self.svg.iter().any(is_html);
+            self.is_mixed = may_break_out(name) || self.svg.iter().any(is_html);
         }
         if !is_self_closing {
             self.svg.push(name.to_owned());
@@ -316,22 +243,35 @@ fn after_comment(text: &str) -> &str {
     ""
 }
 
-/// Whether a start tag may be in a text.
-fn has_tag(text: &str, name: &str) -> bool {
-    text.match_indices('<').any(|(at, _)| {
-        let found = text.get(at + 1..at + 1 + name.len());
-        found.is_some_and(|found| found.eq_ignore_ascii_case(name))
-    })
+/// Returns the white space that stands for a tag in the text.
+fn separator(name: &str) -> &'static str {
+    match name {
+        "p" | "br" | "div" | "li" | "tr" | "h1" | "h2" | "h3" | "h4" | "h5" | "h6" | "pre"
+        | "table" | "ul" | "ol" | "dl" | "dt" | "dd" | "section" | "article" | "blockquote"
+        | "title" => "\n",
+        "td" | "th" | "option" => " ",
+        _ => "",
+    }
 }
 
-/// Returns the text from the end tag of a raw element on.
-fn before_end_tag<'a>(text: &'a str, name: &str) -> &'a str {
-    let is_end = |at: usize| {
-        let found = text.get(at + 2..at + 2 + name.len());
+/// Whether a tag may end an SVG that is open. Of HTML's elements, some do not; the scan knows less about a page then.
+fn may_break_out(name: &str) -> bool {
+    let is_in_svg = matches!(name, "a" | "title");
+    let is_html = separator(name) == "\n"
+        || [&VOID[..], &IMPLIED_END, &FORMATTING, &BREAKOUT]
+            .iter()
+            .any(|names| names.contains(&name));
+    is_html && !is_in_svg
+}
+
+/// Returns where the first tag of a name may be in a text; `start` is `<` or `</`.
+fn find_tag(text: &str, start: &str, name: &str) -> Option<usize> {
+    let is_named = |at: usize| {
+        let found = text.get(at + start.len()..at + start.len() + name.len());
         found.is_some_and(|found| found.eq_ignore_ascii_case(name))
     };
-    let found = text.match_indices("</").find(|(at, _)| is_end(*at));
-    found.and_then(|(at, _)| text.get(at..)).unwrap_or_default()
+    let mut tags = text.match_indices(start).map(|(at, _)| at);
+    tags.find(|at| is_named(*at))
 }
 
 /// Decodes the commonest entities and collapses white space.

@@ -34,7 +34,7 @@ fn context() -> ToolContext {
 
 fn tools(server: SocketAddr) -> WebTools {
     let mut tools = WebTools::new();
-    tools.reach = reach(server);
+    tools.page.fetcher.reach = reach(server);
     tools
 }
 
@@ -146,7 +146,7 @@ async fn a_name_is_resolved_once_per_hop_and_one_bad_address_refuses_it() {
             ..Scripted::default()
         });
         let mut tools = tools(server);
-        tools.reach.resolver = Arc::<Scripted>::clone(&resolver);
+        tools.page.fetcher.reach.resolver = Arc::<Scripted>::clone(&resolver);
         let set = open(&tools).await;
         let url = format!("http://web.example.com:{}/", server.port());
         let output = call(&*set, json!({"url": url}), context()).await;
