@@ -5,16 +5,18 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use cantle_core::sandbox::SandboxInfo;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use url::Url;
 
-use crate::browser::{Browser, Element, Evaluated};
+use crate::browser::{Browser, Evaluated};
 use crate::failure::{Failure, clip};
 use crate::keys;
-use crate::requests::{Click, Direction, Engine, InputText, Navigate, Request, Search, Snapshot};
+use crate::requests::{
+    Click, Direction, Engine, EvaluateJs, FindText, InputText, Navigate, Scroll, Search, SendKeys,
+    Snapshot, SwitchTab, Wait,
+};
 use crate::result::{CUT, Outcome, PagePart};
 use crate::target;
 
@@ -43,58 +45,7 @@ struct History {
 }
 
 impl Browser {
-    /// Does the work of a tool.
-    pub(crate) async fn perform(
-        &mut self,
-        request: Request,
-        sandbox: &SandboxInfo,
-    ) -> Result<Outcome, Failure> {
-        match request {
-            Request::Search(search) => self.search(search, sandbox).await,
-            Request::Navigate(navigate) => self.navigate(navigate, sandbox).await,
-            Request::GoBack(_) => self.go_back().await,
-            Request::Wait(wait) => {
-                let seconds = wait.seconds.clamp(1, 30);
-                self.pause(Duration::from_secs(seconds)).await?;
-                let text = format!("Waited for {seconds} seconds.");
-                Ok(Outcome::new(text).with_page(PagePart::Changes))
-            }
-            Request::Click(click) => self.click(click).await,
-            Request::InputText(input) => self.input_text(input).await,
-            Request::Scroll(scroll) => {
-                let distance = f64::from(scroll.amount.min(100_000));
-                self.scroll(scroll.direction, distance).await
-            }
-            Request::FindText(find) => self.find_text(&find.text).await,
-            Request::SendKeys(send) => {
-                for event in keys::events(&send.keys).map_err(Failure::Refused)? {
-                    self.tab_order("Input.dispatchKeyEvent", event).await?;
-                }
-                self.settle().await?;
-                let text = format!("Sent keys: {}", clip(&send.keys, 200));
-                Ok(Outcome::new(text).with_page(PagePart::Changes))
-            }
-            Request::EvaluateJs(evaluate) => self.evaluate_js(&evaluate.script).await,
-            Request::SwitchTab(switch) => {
-                let count = self.tabs.len();
-                if switch.index >= count {
-                    let last = count.saturating_sub(1);
-                    let text = format!("There is no tab {}, only 0 to {last}.", switch.index);
-                    return Err(Failure::Refused(text));
-                }
-                self.current = switch.index;
-                self.tab_order("Page.bringToFront", json!({})).await?;
-                self.settle().await?;
-                let text = format!("Switched to tab {}.", switch.index);
-                Ok(Outcome::new(text).with_page(PagePart::Whole))
-            }
-            Request::Snapshot(snapshot) => self.scoped_snapshot(snapshot).await,
-            Request::Screenshot(_) => self.screenshot().await,
-            Request::GetUrl(_) => Ok(Outcome::new("This is the current page.")),
-        }
-    }
-
-    async fn search(&mut self, search: Search, sandbox: &SandboxInfo) -> Result<Outcome, Failure> {
+    pub(crate) async fn search(&mut self, search: Search) -> Result<Outcome, Failure> {
         let Search { query, engine } = search;
         let (base, parameters): (_, &[(&str, &str)]) = match engine {
             // Results without summaries.
@@ -107,18 +58,14 @@ impl Browser {
         let url = Url::parse_with_params(base, parameters)
             .map_err(|error| Failure::refused(format!("The query can't be sent: {error}.")))?;
         let url = url.to_string();
-        self.open(&url, false, sandbox).await?;
+        self.open(&url, false).await?;
         let outcome = Outcome::new(format!("Searched {engine:?} for: {}", clip(&query, 200)));
         Ok(outcome.with_page(PagePart::Whole).with("queries", &query))
     }
 
-    async fn navigate(
-        &mut self,
-        navigate: Navigate,
-        sandbox: &SandboxInfo,
-    ) -> Result<Outcome, Failure> {
+    pub(crate) async fn navigate(&mut self, navigate: Navigate) -> Result<Outcome, Failure> {
         let Navigate { url, new_tab } = navigate;
-        let is_download = self.open(&url, new_tab, sandbox).await?;
+        let is_download = self.open(&url, new_tab).await?;
         let outcome = match is_download {
             true => Outcome::new("The address is a download."),
             false => Outcome::new(format!("Navigated to: {}", clip(&url, 300)))
@@ -128,12 +75,7 @@ impl Browser {
     }
 
     /// Opens a URL, and returns whether it is a download.
-    async fn open(
-        &mut self,
-        url: &str,
-        new_tab: bool,
-        sandbox: &SandboxInfo,
-    ) -> Result<bool, Failure> {
+    async fn open(&mut self, url: &str, new_tab: bool) -> Result<bool, Failure> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Navigated {
@@ -141,7 +83,7 @@ impl Browser {
             #[serde(default)]
             is_download: bool,
         }
-        let url = target::check(url, sandbox)?;
+        let url = target::check(url, self.sandbox.info())?;
         if new_tab {
             self.open_tab().await?;
         }
@@ -151,21 +93,17 @@ impl Browser {
         let Ok(answer) = answer else {
             self.tab_order("Page.stopLoading", json!({})).await?;
             let seconds = ANSWER.as_secs();
-            return Err(Failure::Refused(format!(
-                "The server did not answer within {seconds} s."
-            )));
+            let text = format!("The server did not answer within {seconds} s.");
+            return Err(Failure::Refused(text));
         };
-        let Navigated {
-            error_text,
-            is_download,
-        } = answer?;
-        if is_download {
+        let answer: Navigated = answer?;
+        if answer.is_download {
             self.await_download(begun).await?;
         }
         self.settle().await?;
-        match error_text {
-            Some(error) if !is_download => Err(Failure::Refused(load_error(&url, &error))),
-            _ => Ok(is_download),
+        match answer.error_text {
+            Some(error) if !answer.is_download => Err(Failure::Refused(load_error(&url, &error))),
+            _ => Ok(answer.is_download),
         }
     }
 
@@ -183,7 +121,7 @@ impl Browser {
         }
     }
 
-    async fn go_back(&mut self) -> Result<Outcome, Failure> {
+    pub(crate) async fn go_back(&mut self) -> Result<Outcome, Failure> {
         let history = self.history().await?;
         let previous = history.current_index.checked_sub(1);
         let Some(entry) = previous.and_then(|index| history.entries.get(index)) else {
@@ -196,12 +134,43 @@ impl Browser {
         Ok(Outcome::new("Navigated back.").with_page(PagePart::Whole))
     }
 
-    async fn referenced(&mut self, reference: &str) -> Result<Element, Failure> {
+    /// Waits, and shows what changed.
+    pub(crate) async fn wait(&mut self, wait: Wait) -> Result<Outcome, Failure> {
+        let seconds = wait.seconds.clamp(1, 30);
+        self.pause(Duration::from_secs(seconds)).await?;
+        let text = format!("Waited for {seconds} seconds.");
+        Ok(Outcome::new(text).with_page(PagePart::Changes))
+    }
+
+    pub(crate) async fn send_keys(&mut self, send: SendKeys) -> Result<Outcome, Failure> {
+        for event in keys::events(&send.keys).map_err(Failure::Refused)? {
+            self.tab_order("Input.dispatchKeyEvent", event).await?;
+        }
+        self.settle().await?;
+        let text = format!("Sent keys: {}", clip(&send.keys, 200));
+        Ok(Outcome::new(text).with_page(PagePart::Changes))
+    }
+
+    pub(crate) async fn switch_tab(&mut self, switch: SwitchTab) -> Result<Outcome, Failure> {
+        let index = switch.index;
+        if index >= self.tabs.len() {
+            let last = self.tabs.len().saturating_sub(1);
+            let text = format!("There is no tab {index}, only 0 to {last}.");
+            return Err(Failure::Refused(text));
+        }
+        self.current = index;
+        self.tab_order("Page.bringToFront", json!({})).await?;
+        self.settle().await?;
+        let text = format!("Switched to tab {index}.");
+        Ok(Outcome::new(text).with_page(PagePart::Whole))
+    }
+
+    async fn referenced(&mut self, reference: &str) -> Result<String, Failure> {
         let number = parse_reference(reference)?;
         self.element(number).await
     }
 
-    async fn click(&mut self, click: Click) -> Result<Outcome, Failure> {
+    pub(crate) async fn click(&mut self, click: Click) -> Result<Outcome, Failure> {
         #[derive(Deserialize)]
         struct Quads {
             quads: Vec<[f64; 8]>,
@@ -212,7 +181,7 @@ impl Browser {
             return Err(Failure::Refused(problem));
         }
         // In the coordinates of the tab, also for an element in a frame.
-        let params = json!({"objectId": element.object});
+        let params = json!({"objectId": element});
         let quads: Quads = self.tab_command("DOM.getContentQuads", params).await?;
         let is_empty = |quad: &[f64; 8]| quad[0] == quad[4] || quad[1] == quad[5];
         let Some(quad) = quads.quads.into_iter().find(|quad| !is_empty(quad)) else {
@@ -232,52 +201,48 @@ impl Browser {
         Ok(Outcome::new(text).with_page(PagePart::Changes))
     }
 
-    async fn input_text(&mut self, input: InputText) -> Result<Outcome, Failure> {
-        let InputText {
-            reference,
-            text,
-            clear_first,
-        } = input;
-        if text.chars().count() > MAX_INPUT_CHARS {
-            return Err(Failure::Refused(format!(
-                "The text has more than {MAX_INPUT_CHARS} characters."
-            )));
+    pub(crate) async fn input_text(&mut self, input: InputText) -> Result<Outcome, Failure> {
+        if input.text.chars().count() > MAX_INPUT_CHARS {
+            let text = format!("The text has more than {MAX_INPUT_CHARS} characters.");
+            return Err(Failure::Refused(text));
         }
-        let element = self.referenced(&reference).await?;
-        let arguments = [json!(text), json!(clear_first)];
-        let way: String = self
-            .with_element(&element, "prepareInput", &arguments)
-            .await?;
+        let element = self.referenced(&input.reference).await?;
+        let arguments = [json!(input.text), json!(input.clear_first)];
+        let prepared = self.with_element(&element, "prepareInput", &arguments);
+        let way: String = prepared.await?;
         match way.as_str() {
             "type" => {
-                let params = json!({"text": text});
+                let params = json!({"text": input.text});
                 self.tab_order("Input.insertText", params).await?;
             }
             "done" => {}
             _ => return Err(Failure::Refused(way)),
         }
         self.settle().await?;
-        let outcome = Outcome::new(format!("Typed text into {}.", clip(&reference, 20)));
-        Ok(outcome.with_page(PagePart::Changes).with("texts", &text))
+        let text = format!("Typed text into {}.", clip(&input.reference, 20));
+        let outcome = Outcome::new(text).with_page(PagePart::Changes);
+        Ok(outcome.with("texts", &input.text))
     }
 
-    async fn scroll(&mut self, direction: Direction, distance: f64) -> Result<Outcome, Failure> {
-        let (name, distance) = match direction {
+    pub(crate) async fn scroll(&mut self, scroll: Scroll) -> Result<Outcome, Failure> {
+        let distance = f64::from(scroll.amount.min(100_000));
+        let (name, distance) = match scroll.direction {
             Direction::Up => ("up", -distance),
             Direction::Down => ("down", distance),
         };
-        let frame = self.main_frame().await?;
-        let (top, shown, total): (i64, i64, i64) = self
-            .value_in_frame(&frame, &format!("cantle.scroll({distance})"))
-            .await?;
+        let frame = self.frames().await?.into_iter().next();
+        let frame = frame.ok_or_else(|| Failure::lost("its page has no frame"))?;
+        let expression = format!("cantle.scroll({distance})");
+        let scrolled = self.value_in_frame(&frame.id, &expression);
+        let (top, shown, total): (i64, i64, i64) = scrolled.await?;
         self.settle().await?;
         let bottom = top.saturating_add(shown);
         let text = format!("Scrolled {name}: pixels {top} to {bottom} of {total} are visible.");
         Ok(Outcome::new(text).with_page(PagePart::Changes))
     }
 
-    async fn find_text(&mut self, text: &str) -> Result<Outcome, Failure> {
-        let expression = format!("cantle.find({})", Value::from(text));
+    pub(crate) async fn find_text(&mut self, find: FindText) -> Result<Outcome, Failure> {
+        let expression = format!("cantle.find({})", Value::from(find.text));
         for frame in self.frames().await? {
             let found: Option<String> = self.value_in_frame(&frame.id, &expression).await?;
             if let Some(found) = found {
@@ -290,7 +255,8 @@ impl Browser {
         Err(Failure::refused("The page does not contain the text."))
     }
 
-    async fn evaluate_js(&mut self, script: &str) -> Result<Outcome, Failure> {
+    pub(crate) async fn evaluate_js(&mut self, evaluate: EvaluateJs) -> Result<Outcome, Failure> {
+        let script = evaluate.script.as_str();
         let mut evaluated = self.run_script(script, false).await?;
         let error = evaluated.exception.as_ref().map(|it| it.text());
         let has_await = error.is_some_and(|it| it.contains("await is only valid"));
@@ -329,12 +295,8 @@ impl Browser {
             "replMode": top_level_await,
             "timeout": SCRIPT.as_millis() as u64,
         });
-        match timeout(
-            SCRIPT + ANSWER / 10,
-            self.tab_command("Runtime.evaluate", params),
-        )
-        .await
-        {
+        let evaluated = self.tab_command("Runtime.evaluate", params);
+        match timeout(SCRIPT + ANSWER / 10, evaluated).await {
             Ok(evaluated) => evaluated,
             Err(_) => Err(Failure::Refused(format!(
                 "The script's promise was not settled within {} s.",
@@ -343,13 +305,7 @@ impl Browser {
         }
     }
 
-    async fn main_frame(&mut self) -> Result<String, Failure> {
-        let frame = self.frames().await?.into_iter().next();
-        let frame = frame.ok_or_else(|| Failure::lost("its page has no frame"))?;
-        Ok(frame.id)
-    }
-
-    async fn scoped_snapshot(&mut self, snapshot: Snapshot) -> Result<Outcome, Failure> {
+    pub(crate) async fn snapshot(&mut self, snapshot: Snapshot) -> Result<Outcome, Failure> {
         let scope = snapshot.scope.as_deref().map(parse_reference).transpose()?;
         let (lines, is_cut) = self.lines_of(scope, snapshot.interactive_only).await?;
         let mut outcome = Outcome::new("This is the current page.");
@@ -398,7 +354,7 @@ impl Browser {
                 continue;
             }
             if is_frame {
-                lines.push(format!("- frame ({}):", frame.url));
+                lines.push(format!("- frame ({}):", clip(&frame.url, 300)));
             }
             for line in snapshot.lines {
                 let used = line.chars().count() + 1;
@@ -418,7 +374,7 @@ impl Browser {
         Ok((lines, is_cut))
     }
 
-    async fn screenshot(&mut self) -> Result<Outcome, Failure> {
+    pub(crate) async fn screenshot(&mut self) -> Result<Outcome, Failure> {
         #[derive(Deserialize)]
         struct Captured {
             data: String,

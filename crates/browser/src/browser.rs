@@ -1,6 +1,7 @@
 //! A running browser: its tabs, commands and events.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::Sandbox;
@@ -10,14 +11,18 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use crate::connection::{Connection, Event, Incoming};
+use crate::connection::{
+    Attached, Connection, Dialog, Download, Event, EventKind, Incoming, Progress,
+};
 use crate::failure::{Failure, clip};
-use crate::settings::Settings;
+use crate::settings::BrowserTools;
 
 /// The script of [`Browser::evaluate_in_frames`].
 const PAGE_SCRIPT: &str = include_str!("page.js");
 /// Where downloads go, in the working directory.
 pub(crate) const DOWNLOADS: &str = "downloads";
+/// The problem with a page whose script failed.
+const UNREADABLE: &str = "The page can't be read";
 /// Maximum numbers of tabs, of frames that are read, and of dialogs that are answered in one call.
 const MAX_TABS: usize = 10;
 const MAX_FRAMES: usize = 20;
@@ -32,7 +37,8 @@ const LOADING: Duration = Duration::from_secs(10);
 
 /// A running browser.
 pub(crate) struct Browser {
-    connection: Connection,
+    pub(crate) connection: Connection,
+    pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) tabs: Vec<Tab>,
     /// Index of the current tab.
     pub(crate) current: usize,
@@ -43,7 +49,7 @@ pub(crate) struct Browser {
     /// Sentences about dialogs, downloads and tabs for the next result.
     pub(crate) notes: Vec<String>,
     /// Dialogs since the call began.
-    dialogs: usize,
+    pub(crate) dialogs: usize,
     /// The next number of a reference; no page gets numbers of another.
     pub(crate) next_reference: u64,
     /// The lines of the latest snapshot, which the next one is compared with.
@@ -58,6 +64,7 @@ pub(crate) struct Tab {
 }
 
 /// A frame of the current tab.
+#[derive(Deserialize)]
 pub(crate) struct Frame {
     pub(crate) id: String,
     pub(crate) url: String,
@@ -65,15 +72,9 @@ pub(crate) struct Frame {
 
 #[derive(Deserialize)]
 struct FrameTree {
-    frame: FrameInfo,
+    frame: Frame,
     #[serde(default, rename = "childFrames")]
     children: Vec<FrameTree>,
-}
-
-#[derive(Deserialize)]
-struct FrameInfo {
-    id: String,
-    url: String,
 }
 
 /// A value of a script.
@@ -87,11 +88,30 @@ pub(crate) struct RemoteObject {
     pub(crate) object_id: Option<String>,
 }
 
+impl RemoteObject {
+    /// Parses the value; `problem` begins the error.
+    fn parse<T: DeserializeOwned>(&self, problem: &str) -> Result<T, Failure> {
+        let value = self.value.as_deref().map_or("null", |value| value.get());
+        serde_json::from_str(value).map_err(|error| Failure::Refused(format!("{problem}: {error}")))
+    }
+}
+
 #[derive(Deserialize)]
 pub(crate) struct Evaluated {
     pub(crate) result: RemoteObject,
     #[serde(rename = "exceptionDetails")]
     pub(crate) exception: Option<Exception>,
+}
+
+impl Evaluated {
+    /// Returns the result, or the exception as an error that `problem` begins.
+    fn checked(self, problem: &str) -> Result<RemoteObject, Failure> {
+        let Some(exception) = self.exception else {
+            return Ok(self.result);
+        };
+        let text = clip(exception.text(), 300);
+        Err(Failure::Refused(format!("{problem}: {text}")))
+    }
 }
 
 #[derive(Deserialize)]
@@ -111,13 +131,14 @@ impl Exception {
 impl Browser {
     /// Starts a browser.
     pub(crate) async fn start(
-        settings: &Settings,
+        settings: &BrowserTools,
         profile: &str,
-        sandbox: &dyn Sandbox,
+        sandbox: &Arc<dyn Sandbox>,
     ) -> Result<Self, Failure> {
-        let connection = Connection::start(settings, profile, sandbox).await?;
+        let connection = Connection::start(settings, profile, &**sandbox).await?;
         let mut browser = Self {
             connection,
+            sandbox: Arc::clone(sandbox),
             tabs: Vec::new(),
             current: 0,
             downloads: BTreeMap::new(),
@@ -141,16 +162,6 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Begins a call: what happened since the last one is part of its result.
-    pub(crate) fn begin_call(&mut self) {
-        self.dialogs = 0;
-    }
-
-    /// Closes the browser.
-    pub(crate) async fn close(self) {
-        self.connection.close().await;
-    }
-
     /// Opens a tab and makes it the current one.
     pub(crate) async fn open_tab(&mut self) -> Result<(), Failure> {
         if self.tabs.len() >= MAX_TABS {
@@ -163,9 +174,8 @@ impl Browser {
             #[serde(rename = "targetId")]
             target: String,
         }
-        let created = self
-            .command("Target.createTarget", json!({"url": "about:blank"}))
-            .await?;
+        let page = json!({"url": "about:blank"});
+        let created = self.command("Target.createTarget", page).await?;
         let created: Created = parse(&created)?;
         let deadline = Instant::now() + LOADING;
         loop {
@@ -213,7 +223,7 @@ impl Browser {
                 Incoming::Answer { id, result } if id == sent => return Ok(result),
                 // To a command of a cancelled call, or one whose result does not matter.
                 Incoming::Answer { .. } => {}
-                Incoming::Event(event) => self.handle(&event).await?,
+                Incoming::Event(event) => self.handle(event).await?,
             }
         }
     }
@@ -228,7 +238,7 @@ impl Browser {
     async fn receive_until(&mut self, deadline: Instant) -> Result<bool, Failure> {
         match timeout_at(deadline, self.connection.receive()).await {
             Err(_) => Ok(false),
-            Ok(Ok(Incoming::Event(event))) => self.handle(&event).await.map(|()| true),
+            Ok(Ok(Incoming::Event(event))) => self.handle(event).await.map(|()| true),
             Ok(Ok(Incoming::Answer { .. })) => Ok(true),
             Ok(Err(failure)) => Err(failure),
         }
@@ -277,46 +287,30 @@ impl Browser {
         }
     }
 
-    async fn handle(&mut self, event: &Event) -> Result<(), Failure> {
-        let of_session = |tab: &Tab| Some(tab.session.as_str()) == event.session.as_deref();
+    async fn handle(&mut self, event: Event) -> Result<(), Failure> {
+        let session = event.session.as_deref();
+        let of_session = |tab: &Tab| Some(tab.session.as_str()) == session;
         let index = self.tabs.iter().position(of_session);
-        match (event.method.as_str(), index) {
-            ("Target.attachedToTarget", _) => self.attached(event).await?,
-            ("Target.detachedFromTarget", _) => self.detached(event),
-            ("Inspector.targetCrashed", _) => return Err(Failure::lost("a page crashed it")),
-            ("Page.javascriptDialogOpening", Some(_)) => self.dialog(event).await?,
-            ("Page.frameStartedLoading" | "Page.frameStartedNavigating", Some(index)) => {
-                self.set_loading(index, event, true);
+        match (event.kind, index) {
+            (EventKind::Attached(attached), _) => self.attached(attached).await?,
+            (EventKind::Detached { session_id }, _) => self.detached(&session_id),
+            (EventKind::Crashed {}, _) => return Err(Failure::lost("a page crashed it")),
+            (EventKind::DialogOpened(dialog), Some(_)) => self.answer(session, &dialog).await?,
+            (EventKind::LoadingStarted { frame_id }, Some(index)) => {
+                self.set_loading(index, &frame_id, true);
             }
-            ("Page.frameStoppedLoading", Some(index)) => self.set_loading(index, event, false),
-            ("Browser.downloadWillBegin", None) => self.download_began(event),
-            ("Browser.downloadProgress", None) => self.download_progressed(event),
+            (EventKind::LoadingStopped { frame_id }, Some(index)) => {
+                self.set_loading(index, &frame_id, false);
+            }
+            (EventKind::DownloadBegan(download), None) => self.download_began(&download),
+            (EventKind::DownloadProgressed(progress), None) => self.download_progressed(&progress),
             _ => {}
         }
         Ok(())
     }
 
-    async fn attached(&mut self, event: &Event) -> Result<(), Failure> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Attached {
-            session_id: String,
-            target_info: Target,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Target {
-            target_id: String,
-            #[serde(rename = "type")]
-            kind: String,
-        }
-        let Some(Attached {
-            session_id: session,
-            target_info: target,
-        }) = event.params()
-        else {
-            return Ok(());
-        };
+    async fn attached(&mut self, attached: Attached) -> Result<(), Failure> {
+        let (session, target) = (attached.session_id, attached.target_info);
         if target.kind != "page" {
             return Ok(());
         }
@@ -328,19 +322,15 @@ impl Browser {
                 .await?;
             return Ok(());
         }
+        // Screenshots of this size are not scaled.
+        let size = json!({"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": false});
+        // A file chooser would wait for a person.
+        let intercepted = json!({"enabled": true});
         for (method, params) in [
             ("Page.enable", json!({})),
             ("Inspector.enable", json!({})),
-            // Screenshots of this size are not scaled.
-            (
-                "Emulation.setDeviceMetricsOverride",
-                json!({"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": false}),
-            ),
-            // A file chooser would wait for a person.
-            (
-                "Page.setInterceptFileChooserDialog",
-                json!({"enabled": true}),
-            ),
+            ("Emulation.setDeviceMetricsOverride", size),
+            ("Page.setInterceptFileChooserDialog", intercepted),
         ] {
             self.connection.send(Some(&session), method, params).await?;
         }
@@ -356,15 +346,7 @@ impl Browser {
         Ok(())
     }
 
-    fn detached(&mut self, event: &Event) {
-        #[derive(Deserialize)]
-        struct Detached {
-            #[serde(rename = "sessionId")]
-            session: String,
-        }
-        let Some(Detached { session }) = event.params() else {
-            return;
-        };
+    fn detached(&mut self, session: &str) {
         let Some(index) = self.tabs.iter().position(|tab| tab.session == session) else {
             return;
         };
@@ -379,43 +361,25 @@ impl Browser {
     }
 
     /// Answers a dialog, which would block its page: alerts and leaving a page are confirmed, questions are denied.
-    async fn dialog(&mut self, event: &Event) -> Result<(), Failure> {
-        #[derive(Deserialize)]
-        struct Dialog {
-            #[serde(rename = "type")]
-            kind: String,
-            message: String,
-        }
-        let Some(Dialog { kind, message }) = event.params() else {
-            return Ok(());
-        };
+    async fn answer(&mut self, session: Option<&str>, dialog: &Dialog) -> Result<(), Failure> {
         self.dialogs += 1;
         if self.dialogs > MAX_DIALOGS {
             return Err(Failure::lost("the page opens dialogs without end"));
         }
-        let accept = matches!(kind.as_str(), "alert" | "beforeunload");
-        let session = event.session.as_deref();
+        let accept = matches!(dialog.kind.as_str(), "alert" | "beforeunload");
         let params = json!({"accept": accept});
         self.connection
             .send(session, "Page.handleJavaScriptDialog", params)
             .await?;
         let answer = if accept { "accepted" } else { "dismissed" };
-        let (kind, message) = (clip(&kind, 20), clip(&message, 300));
+        let (kind, message) = (clip(&dialog.kind, 20), clip(&dialog.message, 300));
         self.note(format!(
             "The page opened a dialog ({kind}), which was {answer}: {message:?}"
         ));
         Ok(())
     }
 
-    fn set_loading(&mut self, index: usize, event: &Event, is_loading: bool) {
-        #[derive(Deserialize)]
-        struct Loading {
-            #[serde(rename = "frameId")]
-            frame: String,
-        }
-        let Some(Loading { frame }) = event.params() else {
-            return;
-        };
+    fn set_loading(&mut self, index: usize, frame: &str, is_loading: bool) {
         // The main frame of a tab has the id of its target.
         if let Some(tab) = self.tabs.get_mut(index)
             && tab.target == frame
@@ -424,33 +388,15 @@ impl Browser {
         }
     }
 
-    fn download_began(&mut self, event: &Event) {
-        #[derive(Deserialize)]
-        struct Download {
-            guid: String,
-            #[serde(rename = "suggestedFilename")]
-            name: String,
-        }
+    fn download_began(&mut self, download: &Download) {
         self.begun_downloads = self.begun_downloads.saturating_add(1);
-        if let Some(Download { guid, name }) = event.params()
-            && self.downloads.len() < MAX_DOWNLOADS
-        {
-            self.downloads.insert(guid, clip(&name, 100));
+        if self.downloads.len() < MAX_DOWNLOADS {
+            let name = clip(&download.suggested_filename, 100);
+            self.downloads.insert(download.guid.clone(), name);
         }
     }
 
-    fn download_progressed(&mut self, event: &Event) {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Progress {
-            guid: String,
-            state: String,
-            received_bytes: f64,
-            file_path: Option<String>,
-        }
-        let Some(progress) = event.params::<Progress>() else {
-            return;
-        };
+    fn download_progressed(&mut self, progress: &Progress) {
         if progress.state == "inProgress" {
             return;
         }
@@ -480,10 +426,7 @@ impl Browser {
         while let Some(tree) = pending.pop()
             && frames.len() < MAX_FRAMES
         {
-            frames.push(Frame {
-                id: tree.frame.id,
-                url: clip(&tree.frame.url, 300),
-            });
+            frames.push(tree.frame);
             pending.extend(tree.children.into_iter().rev());
         }
         Ok(frames)
@@ -510,13 +453,7 @@ impl Browser {
             "returnByValue": by_value,
         });
         let evaluated: Evaluated = self.tab_command("Runtime.evaluate", params).await?;
-        match evaluated.exception {
-            None => Ok(evaluated.result),
-            Some(exception) => Err(Failure::refused(format!(
-                "The page can't be read: {}",
-                clip(exception.text(), 300)
-            ))),
-        }
+        evaluated.checked(UNREADABLE)
     }
 
     /// As [`in_frame`](Self::in_frame), for a value.
@@ -526,13 +463,11 @@ impl Browser {
         expression: &str,
     ) -> Result<T, Failure> {
         let result = self.in_frame(frame, expression, true).await?;
-        let value = result.value.as_deref().map_or("null", |value| value.get());
-        serde_json::from_str(value)
-            .map_err(|error| Failure::refused(format!("The page can't be read: {error}")))
+        result.parse(UNREADABLE)
     }
 
-    /// Returns the element of a reference and its frame.
-    pub(crate) async fn element(&mut self, number: u64) -> Result<Element, Failure> {
+    /// Returns the id of the object that is the element of a reference.
+    pub(crate) async fn element(&mut self, number: u64) -> Result<String, Failure> {
         for frame in self.frames().await? {
             let expression = format!("cantle.resolve({number})");
             // A frame may be gone by now.
@@ -540,7 +475,7 @@ impl Browser {
                 Ok(RemoteObject {
                     object_id: Some(object),
                     ..
-                }) => return Ok(Element { object }),
+                }) => return Ok(object),
                 Ok(_) | Err(Failure::Refused(_)) => {}
                 Err(failure) => return Err(failure),
             }
@@ -553,31 +488,20 @@ impl Browser {
     /// Calls a function of the page script with an element as its first argument.
     pub(crate) async fn with_element<T: DeserializeOwned>(
         &mut self,
-        element: &Element,
+        element: &str,
         function: &str,
         arguments: &[Value],
     ) -> Result<T, Failure> {
-        let list: Vec<Value> = arguments
-            .iter()
-            .map(|value| json!({"value": value}))
-            .collect();
+        let list: Vec<_> = arguments.iter().map(|it| json!({"value": it})).collect();
         let params = json!({
-            "objectId": element.object,
+            "objectId": element,
             "functionDeclaration": format!("function(...rest) {{ return cantle.{function}(this, ...rest) }}"),
             "arguments": list,
             "returnByValue": true,
         });
         let evaluated: Evaluated = self.tab_command("Runtime.callFunctionOn", params).await?;
-        if let Some(exception) = evaluated.exception {
-            let text = clip(exception.text(), 300);
-            return Err(Failure::refused(format!(
-                "The element can't be used: {text}"
-            )));
-        }
-        let value = evaluated.result.value;
-        let value = value.as_deref().map_or("null", |value| value.get());
-        serde_json::from_str(value)
-            .map_err(|error| Failure::refused(format!("The element can't be used: {error}")))
+        let problem = "The element can't be used";
+        evaluated.checked(problem)?.parse(problem)
     }
 
     /// Sends a command whose result does not matter to the current tab.
@@ -585,11 +509,6 @@ impl Browser {
         self.tab_command::<IgnoredAny>(method, params).await?;
         Ok(())
     }
-}
-
-/// An element of the current tab.
-pub(crate) struct Element {
-    pub(crate) object: String,
 }
 
 fn parse<T: DeserializeOwned>(result: &RawValue) -> Result<T, Failure> {

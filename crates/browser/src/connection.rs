@@ -12,12 +12,13 @@ use cantle_core::sandbox::{
 };
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::time::timeout;
+use tokio_util::codec::{AnyDelimiterCodec, Decoder as _};
 
 use crate::failure::{Failure, clip};
-use crate::settings::Settings;
+use crate::settings::BrowserTools;
 
 /// Maximum size of a message. The largest are screenshots.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -28,60 +29,8 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// Exit code of the script without a browser.
 const NO_BROWSER: i32 = 127;
 
-/// Starts the browser with descriptors 3 and 4, which `--remote-debugging-pipe` uses, as the command's pipes.
-///
-/// The profile is new, and outside of the working directory, whose files are delivered. Debian's `/usr/bin/chromium` is
-/// a script that needs configuration which the sandbox does not show, so the program itself is tried first. The proxy
-/// is the sandbox's own; Chromium reaches loopback addresses without it.
-const SCRIPT: &str = r#"
-profile=${TMPDIR:-/tmp}/$1 program=$2
-shift 2
-rm -rf "$profile"
-mkdir -p "$profile" || exit 1
-if [ -z "$program" ]; then
-    for program in /usr/lib/chromium/chromium /usr/lib/chromium-browser/chromium-browser \
-        /opt/google/chrome/chrome chromium chromium-browser google-chrome chrome ''; do
-        command -v "$program" >/dev/null 2>&1 && break
-    done
-fi
-command -v "$program" >/dev/null 2>&1 || exit 127
-export HOME="$profile" XDG_CACHE_HOME="$profile/cache" XDG_CONFIG_HOME="$profile/config"
-export DBUS_SESSION_BUS_ADDRESS=disabled: DBUS_SYSTEM_BUS_ADDRESS=disabled:
-proxy=${HTTP_PROXY:-$http_proxy}
-[ -z "$proxy" ] || set -- "--proxy-server=$proxy" "$@"
-"$program" "--user-data-dir=$profile" "$@" 3<&0 4>&1 0</dev/null 1>&2
-code=$?
-rm -rf "$profile"
-[ $code != 127 ] || code=1
-exit $code
-"#;
-
-const ARGUMENTS: [&str; 18] = [
-    "--remote-debugging-pipe",
-    // Chromium's own sandbox needs user namespaces and system calls that Cantle's refuses. Cantle's is the boundary:
-    // the browser and its pages may do what any command of the model may do.
-    "--no-sandbox",
-    // Without a sandbox of its own, a process per site separates nothing; it would hide frames from this connection.
-    "--disable-features=IsolateOrigins,site-per-process,Translate,MediaRouter",
-    "--disable-site-isolation-trials",
-    // `/dev/shm` is small in sandboxes and containers.
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    // The sandbox's proxy carries TCP.
-    "--disable-quic",
-    // Nothing is requested but what pages request.
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-extensions",
-    "--disable-sync",
-    "--metrics-recording-only",
-    "--no-default-browser-check",
-    "--no-first-run",
-    "--password-store=basic",
-    "--mute-audio",
-    "--hide-scrollbars",
-];
+/// Starts the browser with the command's pipes.
+const SCRIPT: &str = include_str!("start.sh");
 
 /// A started browser.
 pub(crate) struct Connection {
@@ -89,8 +38,8 @@ pub(crate) struct Connection {
     stdin: Option<Box<dyn ProcessStdin>>,
     output: OutputStream,
     received: BytesMut,
-    /// Bytes of `received` that contain no NUL.
-    scanned: usize,
+    /// Splits `received` into messages.
+    messages: AnyDelimiterCodec,
     stderr: HeadTail,
     last_id: u64,
     /// Whether a message was not written to its end, because the call was cancelled.
@@ -109,15 +58,75 @@ pub(crate) enum Incoming {
 /// An event, about a tab or the browser.
 pub(crate) struct Event {
     pub(crate) session: Option<String>,
-    pub(crate) method: String,
-    params: Box<RawValue>,
+    pub(crate) kind: EventKind,
 }
 
-impl Event {
-    /// Parses the parameters; `None` if they are malformed.
-    pub(crate) fn params<'e, T: Deserialize<'e>>(&'e self) -> Option<T> {
-        serde_json::from_str(self.params.get()).ok()
-    }
+/// The events that are handled, with the names of the protocol.
+#[derive(Deserialize)]
+#[serde(tag = "method", content = "params", rename_all_fields = "camelCase")]
+pub(crate) enum EventKind {
+    #[serde(rename = "Target.attachedToTarget")]
+    Attached(Attached),
+    #[serde(rename = "Target.detachedFromTarget")]
+    Detached { session_id: String },
+    #[serde(rename = "Inspector.targetCrashed")]
+    Crashed {},
+    #[serde(rename = "Page.javascriptDialogOpening")]
+    DialogOpened(Dialog),
+    #[serde(
+        rename = "Page.frameStartedLoading",
+        alias = "Page.frameStartedNavigating"
+    )]
+    LoadingStarted { frame_id: String },
+    #[serde(rename = "Page.frameStoppedLoading")]
+    LoadingStopped { frame_id: String },
+    #[serde(rename = "Browser.downloadWillBegin")]
+    DownloadBegan(Download),
+    #[serde(rename = "Browser.downloadProgress")]
+    DownloadProgressed(Progress),
+}
+
+/// A new connection to a target.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Attached {
+    pub(crate) session_id: String,
+    pub(crate) target_info: Target,
+}
+
+/// A target of the protocol, such as a tab.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Target {
+    pub(crate) target_id: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+/// A dialog of a page.
+#[derive(Deserialize)]
+pub(crate) struct Dialog {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) message: String,
+}
+
+/// A new download.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Download {
+    pub(crate) guid: String,
+    pub(crate) suggested_filename: String,
+}
+
+/// The progress of a download.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Progress {
+    pub(crate) guid: String,
+    pub(crate) state: String,
+    pub(crate) received_bytes: f64,
+    pub(crate) file_path: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -134,9 +143,7 @@ struct Outgoing<'m> {
 #[serde(rename_all = "camelCase")]
 struct Message {
     id: Option<u64>,
-    method: Option<String>,
     session_id: Option<String>,
-    params: Option<Box<RawValue>>,
     result: Option<Box<RawValue>>,
     error: Option<RemoteError>,
 }
@@ -149,14 +156,13 @@ struct RemoteError {
 impl Connection {
     /// Starts a browser in a sandbox. `profile` is the name of its temporary directory.
     pub(crate) async fn start(
-        settings: &Settings,
+        settings: &BrowserTools,
         profile: &str,
         sandbox: &dyn Sandbox,
     ) -> Result<Self, SandboxError> {
         let program = settings.executable_path.as_deref().unwrap_or_default();
         let argv = ["sh", "-c", SCRIPT, "sh", profile, program]
             .into_iter()
-            .chain(ARGUMENTS)
             .chain(settings.headless.then_some("--headless"))
             .chain(settings.extra_args.iter().map(String::as_str))
             .chain(["about:blank"]);
@@ -168,7 +174,11 @@ impl Connection {
             stdin: Some(process.take_stdin().ok_or_else(missing)?),
             process,
             received: BytesMut::new(),
-            scanned: 0,
+            messages: AnyDelimiterCodec::new_with_max_length(
+                vec![0],
+                Vec::new(),
+                MAX_MESSAGE_BYTES,
+            ),
             stderr: HeadTail::new(0, STDERR_BYTES),
             last_id: 0,
             is_broken: false,
@@ -210,9 +220,6 @@ impl Connection {
             if let Some(message) = self.next_message()? {
                 return Ok(message);
             }
-            if self.received.len() > MAX_MESSAGE_BYTES {
-                return Err(Failure::lost("it sent a message of more than 16 MiB"));
-            }
             match self.output.next().await {
                 Some(Ok(chunk)) if chunk.channel == Channel::Stdout => {
                     self.received.extend_from_slice(&chunk.bytes);
@@ -224,41 +231,24 @@ impl Connection {
     }
 
     fn next_message(&mut self) -> Result<Option<Incoming>, Failure> {
-        loop {
-            let unscanned = self.received.get(self.scanned..).unwrap_or_default();
-            let Some(length) = unscanned.iter().position(|byte| *byte == 0) else {
-                self.scanned = self.received.len();
-                return Ok(None);
-            };
-            let text = self.received.split_to(self.scanned + length + 1);
-            self.scanned = 0;
-            let text = text.strip_suffix(&[0]).unwrap_or(&text);
-            let message: Message = serde_json::from_slice(text)
+        let too_long = |_| Failure::lost("it sent a message of more than 16 MiB");
+        while let Some(text) = self.messages.decode(&mut self.received).map_err(too_long)? {
+            let message: Message = serde_json::from_slice(&text)
                 .map_err(|error| Failure::lost(format!("it sent no DevTools message: {error}")))?;
-            match message {
-                Message { id: Some(id), .. } => {
-                    let result = match (message.result, message.error) {
-                        (Some(result), None) => Ok(result),
-                        (_, Some(error)) => Err(clip(&error.message, 500)),
-                        (None, None) => Err("an empty answer".to_owned()),
-                    };
-                    return Ok(Some(Incoming::Answer { id, result }));
-                }
-                Message {
-                    method: Some(method),
-                    params: Some(params),
-                    session_id: session,
-                    ..
-                } => {
-                    return Ok(Some(Incoming::Event(Event {
-                        session,
-                        method,
-                        params,
-                    })));
-                }
-                _ => {}
+            if let Some(id) = message.id {
+                let result = match (message.result, message.error) {
+                    (Some(result), None) => Ok(result),
+                    (_, Some(error)) => Err(clip(&error.message, 500)),
+                    (None, None) => Err("an empty answer".to_owned()),
+                };
+                return Ok(Some(Incoming::Answer { id, result }));
+            }
+            if let Ok(kind) = serde_json::from_slice(&text) {
+                let session = message.session_id;
+                return Ok(Some(Incoming::Event(Event { session, kind })));
             }
         }
+        Ok(None)
     }
 
     /// Waits for the end of a process that has closed its pipes, and describes it.
@@ -293,9 +283,7 @@ impl Connection {
     /// Asks the browser to exit, and kills it if it does not.
     pub(crate) async fn close(mut self) {
         let closing = async {
-            let _ = self
-                .send(None, "Browser.close", Value::Object(serde_json::Map::new()))
-                .await;
+            let _ = self.send(None, "Browser.close", json!({})).await;
             while let Some(Ok(_)) = self.output.next().await {}
             let _ = self.process.wait().await;
         };

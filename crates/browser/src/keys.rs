@@ -55,35 +55,22 @@ fn press(chord: &str) -> Result<[Value; 2], String> {
             _ => return Err(unknown(name)),
         };
     }
-    let named = NAMED
-        .into_iter()
-        .find(|(name, ..)| name.eq_ignore_ascii_case(key));
+    let mut named = NAMED.into_iter();
+    let named = named.find(|(name, ..)| name.eq_ignore_ascii_case(key));
     let mut chars = key.chars();
     let (name, code, text) = match (named, chars.next(), chars.next()) {
-        (Some((name, code, text)), ..) => {
-            let name = if name == "Space" { " " } else { name };
-            (name.to_owned(), code, text.to_owned())
-        }
+        (Some((name, code, text)), ..) => (if name == "Space" { " " } else { name }, code, text),
         (None, Some(char), None) => {
-            let upper = char.to_ascii_uppercase();
-            let code = if upper.is_ascii_alphanumeric() {
-                u32::from(upper)
-            } else {
-                0
-            };
-            (char.to_string(), code, char.to_string())
+            let upper = Some(char.to_ascii_uppercase()).filter(char::is_ascii_alphanumeric);
+            (key, upper.map_or(0, u32::from), key)
         }
         _ => return Err(unknown(key)),
     };
     // With Control, Alt or Meta, a key is a shortcut and types nothing.
-    let text = if modifiers & 7 == 0 {
-        text
-    } else {
-        String::new()
-    };
+    let text = if modifiers & 7 == 0 { text } else { "" };
     let event = |kind| {
         json!({
-            "type": kind, "key": name, "code": if name == " " { "Space" } else { name.as_str() },
+            "type": kind, "key": name, "code": if name == " " { "Space" } else { name },
             "windowsVirtualKeyCode": code, "modifiers": modifiers, "text": text,
         })
     };
@@ -91,10 +78,9 @@ fn press(chord: &str) -> Result<[Value; 2], String> {
     if let Some(up) = up.as_object_mut() {
         up.remove("text");
     }
-    let down = if text.is_empty() {
-        "rawKeyDown"
-    } else {
-        "keyDown"
+    let down = match text {
+        "" => "rawKeyDown",
+        _ => "keyDown",
     };
     Ok([event(down), up])
 }

@@ -17,4 +17,4 @@ mod result;
 mod settings;
 mod target;
 
-pub use self::provider::BrowserTools;
+pub use self::settings::BrowserTools;

@@ -3,24 +3,6 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// A call of one of the tools.
-pub(crate) enum Request {
-    Search(Search),
-    Navigate(Navigate),
-    GoBack(NoParameters),
-    Wait(Wait),
-    Click(Click),
-    InputText(InputText),
-    Scroll(Scroll),
-    FindText(FindText),
-    SendKeys(SendKeys),
-    EvaluateJs(EvaluateJs),
-    SwitchTab(SwitchTab),
-    Snapshot(Snapshot),
-    Screenshot(NoParameters),
-    GetUrl(NoParameters),
-}
-
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct NoParameters {}
 
