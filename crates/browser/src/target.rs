@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use cantle_core::escape::join_up_to;
 use cantle_core::policy::{HostName, Network};
 use cantle_core::sandbox::SandboxInfo;
 use url::{Host, Url};
@@ -45,10 +46,9 @@ pub(crate) fn check(url: &str, sandbox: &SandboxInfo) -> Result<Url, Failure> {
             if name.is_some_and(|name| network.allows(&name, port)) {
                 return Ok(parsed);
             }
-            let allowed: Vec<String> = allowed.iter().take(20).map(ToString::to_string).collect();
             let allowed = match allowed.len() {
                 0 => "none".to_owned(),
-                _ => allowed.join(", "),
+                _ => join_up_to(20, allowed),
             };
             Err(Failure::refused(format!(
                 "The network policy does not allow `{host}` (port {port}). Allowed hosts: {allowed}. The user allows \

@@ -3,6 +3,7 @@
 use cantle_core::escape::shorten;
 use cantle_core::sandbox::SandboxError;
 use rmcp::service::ServiceError;
+use rmcp::transport::streamable_http_client::StreamableHttpError as HttpError;
 
 use crate::http;
 use crate::limits::MAX_ERROR_CHARS;
@@ -27,12 +28,17 @@ pub(crate) fn call_error(error: &ServiceError) -> CallError {
         }
         ServiceError::TransportSend(error) => {
             let error = &*error.error;
-            if error.is::<SandboxError>() || http::is_unsent(error) {
-                CallError::NotSent
-            } else if let Some(problem) = http::refusal(error) {
-                CallError::Refused(problem)
-            } else {
-                CallError::Unknown(format!("lost the connection: {}.", http::describe(error)))
+            match http::http_error(error) {
+                _ if error.is::<SandboxError>() => CallError::NotSent,
+                Some(HttpError::Client(error)) if error.is_connect() => CallError::NotSent,
+                Some(HttpError::TransportChannelClosed) => CallError::NotSent,
+                Some(HttpError::AuthRequired(_) | HttpError::InsufficientScope(_)) => {
+                    CallError::Refused(http::describe(error))
+                }
+                Some(HttpError::HttpStatus(status)) if status.status == 429 => {
+                    CallError::Refused(http::describe(error))
+                }
+                _ => CallError::Unknown(format!("lost the connection: {}.", http::describe(error))),
             }
         }
         ServiceError::TransportClosed => CallError::Lost,

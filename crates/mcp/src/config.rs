@@ -180,6 +180,14 @@ impl McpServer {
         self
     }
 
+    /// Returns the server if it is started.
+    pub(crate) fn stdio(&self) -> Option<&StdioServer> {
+        match &self.transport {
+            Transport::Stdio(stdio) => Some(stdio),
+            Transport::Http(_) => None,
+        }
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
@@ -187,10 +195,7 @@ impl McpServer {
 
     /// Returns the program and the arguments of a server that is started, with the values of variables. They may be secrets.
     pub fn argv(&self) -> &[SecretText] {
-        match &self.transport {
-            Transport::Stdio(stdio) => &stdio.argv,
-            Transport::Http(_) => &[],
-        }
+        self.stdio().map_or(&[], |stdio| &stdio.argv)
     }
 
     /// Returns the program with its arguments, or the URL, as it was written: without the values of variables.
@@ -203,19 +208,13 @@ impl McpServer {
 
     /// Returns the directory in which the server is started, if one is set.
     pub fn directory(&self) -> Option<&str> {
-        match &self.transport {
-            Transport::Stdio(stdio) => stdio.directory.as_deref(),
-            Transport::Http(_) => None,
-        }
+        self.stdio()?.directory.as_deref()
     }
 
     /// Returns whether the server is to see the program's workspace ([`McpTools::workspace`](crate::McpTools::workspace)).
     pub fn wants_workspace(&self) -> bool {
-        let Transport::Stdio(stdio) = &self.transport else {
-            return false;
-        };
-        let place = &stdio.place;
-        matches!(place, Place::Sandbox { workspace, .. } if workspace.is_some())
+        let place = self.stdio().map(|stdio| &stdio.place);
+        matches!(place, Some(Place::Sandbox { workspace, .. }) if workspace.is_some())
     }
 
     /// Returns where the server runs, for display: `sandbox`, `host` or `http`.

@@ -70,21 +70,16 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     fn add_to(&self, policy: &mut Policy, access: Access) {
-        let Self {
-            directory,
-            read_only,
-            hidden,
-        } = self;
         let read = policy.read_roots.get_or_insert_default();
         match access {
             Access::ReadWrite => {
-                read.paths.extend_from_slice(read_only);
+                read.paths.extend_from_slice(&self.read_only);
                 let written = policy.write_roots.get_or_insert_default();
-                written.push(directory.clone());
+                written.push(self.directory.clone());
             }
-            _ => read.paths.push(directory.clone()),
+            _ => read.paths.push(self.directory.clone()),
         }
-        policy.hidden_paths.extend_from_slice(hidden);
+        policy.hidden_paths.extend_from_slice(&self.hidden);
     }
 }
 
@@ -163,7 +158,8 @@ impl Server {
     /// Connects, and lists the server's tools. Returns whether it may add tools later.
     pub(crate) async fn open(&self) -> Result<bool, String> {
         let mut state = self.state.lock().await;
-        let live = self.connect(&mut state).await?;
+        let live = self.connect(&mut state).await;
+        let live = live.map_err(|error| error.to_string())?;
         live.has_new_tools();
         match self.list(live).await {
             Ok(tools) => {
@@ -239,10 +235,10 @@ impl Server {
             let live = match self.connect(&mut state).await {
                 Ok(live) => live,
                 Err(problem) => {
-                    let cause = result::mark(name, &format!("It {problem}"));
-                    return Ok(ToolOutput::failure(format!(
-                        "The call was not run.\n{cause}"
-                    )));
+                    let problem = format!("It {problem}");
+                    let cause = result::mark(name, problem.trim_end());
+                    let text = format!("The call was not run.\n{cause}");
+                    return Ok(ToolOutput::failure(text));
                 }
             };
             if let Some(child) = &live.child {
@@ -301,7 +297,7 @@ impl Server {
     /// Explains a call that failed if the sandbox may be the reason: with the hosts that the server was refused, or as it
     /// has no network, and the key that allows hosts.
     async fn explain(&self, live: &Live, problem: &str) -> Option<String> {
-        let (Transport::Stdio(stdio), Some(child)) = (&self.config.transport, &live.child) else {
+        let (Some(stdio), Some(child)) = (self.config.stdio(), &live.child) else {
             return None;
         };
         let problem = problem.to_lowercase();
@@ -338,7 +334,7 @@ impl Server {
     }
 
     /// Returns the open connection, or opens one.
-    async fn connect<'s>(&self, state: &'s mut State) -> Result<&'s mut Live, String> {
+    async fn connect<'s>(&self, state: &'s mut State) -> Result<&'s mut Live, ConnectError> {
         let live = match state.live.take() {
             Some(live) if !live.service.is_transport_closed() => live,
             _ => match &self.config.transport {
@@ -403,9 +399,8 @@ impl Server {
         };
         let argv: Vec<&str> = stdio.argv.iter().map(|word| word.expose()).collect();
         if state.package.is_none()
-            && let Some(named) = package::of_command(&argv)
+            && let Some((package, words)) = package::of_command(&argv)?
         {
-            let (package, words) = named?;
             let installed = installer.install(&package, &*self.progress).await;
             let installed =
                 installed.map_err(|problem| format!("can't be installed: {problem}"))?;
@@ -507,8 +502,8 @@ impl Server {
             }
             Err(_) => format!("did not answer within {}", self.limit()),
         };
-        let hint = match &self.config.transport {
-            Transport::Stdio(stdio) if !stdio.has_network() => HINT_NETWORK,
+        let hint = match self.config.stdio() {
+            Some(stdio) if !stdio.has_network() => HINT_NETWORK,
             _ => "",
         };
         let cause = post_mortem(child).await;
@@ -535,36 +530,20 @@ impl Server {
 }
 
 /// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
 enum ConnectError {
-    Sandbox(SandboxError),
+    #[error("can't be started: {0}. {advice}", advice = .0.advice().unwrap_or_default())]
+    Sandbox(#[from] SandboxError),
     /// The server answered, but not as it should.
+    #[error("{0}")]
     Refused(String),
+    #[error("{0}")]
     Other(String),
-}
-
-impl From<SandboxError> for ConnectError {
-    fn from(error: SandboxError) -> Self {
-        Self::Sandbox(error)
-    }
 }
 
 impl From<String> for ConnectError {
     fn from(problem: String) -> Self {
         Self::Other(problem)
-    }
-}
-
-impl From<ConnectError> for String {
-    fn from(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Sandbox(error) => {
-                let advice = error.advice().unwrap_or_default();
-                format!("can't be started: {error}. {advice}")
-                    .trim_end()
-                    .to_owned()
-            }
-            ConnectError::Refused(problem) | ConnectError::Other(problem) => problem,
-        }
     }
 }
 

@@ -57,7 +57,8 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
         let servers = Arc::clone(&searched);
         async move {
             join_all(servers.iter().map(|server| server.refresh())).await;
-            Ok(ToolOutput::text(found(&current(&servers), &params.query)))
+            let tools = current(&servers);
+            Ok(ToolOutput::text(describe(&tools, &params.query)))
         }
     });
     let description = format!("Calls a tool that `{SEARCH}` has found.");
@@ -66,7 +67,7 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
         async move {
             let tools = current(&servers);
             let Some(tool) = tools.iter().find(|tool| tool.name() == params.tool) else {
-                let found = found(&tools, &params.tool);
+                let found = describe(&tools, &params.tool);
                 let text = format!("There is no tool of this name. {found}");
                 return Ok(ToolOutput::failure(text));
             };
@@ -96,11 +97,6 @@ fn current(servers: &[Arc<Server>]) -> Vec<DynTool> {
     servers.iter().flat_map(dyn_tools).collect()
 }
 
-/// Describes the tools that match a query.
-fn found(tools: &[DynTool], query: &str) -> String {
-    describe(&find(tools, query), tools.len())
-}
-
 /// Returns the tools that match best, and only such as match.
 fn find<'t>(tools: &'t [DynTool], query: &str) -> Vec<&'t DynTool> {
     let query = query.to_lowercase();
@@ -121,8 +117,11 @@ fn find<'t>(tools: &'t [DynTool], query: &str) -> Vec<&'t DynTool> {
     scored.into_iter().map(|(_, tool)| tool).collect()
 }
 
-fn describe(found: &[&DynTool], total: usize) -> String {
+/// Describes the tools that match a query.
+fn describe(tools: &[DynTool], query: &str) -> String {
+    let found = find(tools, query);
     if found.is_empty() {
+        let total = tools.len();
         return format!("None of the {total} tools matches. Use other words.");
     }
     let entry = |tool: &&DynTool| {

@@ -151,11 +151,8 @@ fn question_for(
 fn choices(field: &Value) -> Vec<String> {
     let field = field.get("items").unwrap_or(field);
     let list = |key: &str| {
-        field
-            .get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
+        let list = field.get(key).and_then(Value::as_array);
+        list.into_iter().flatten()
     };
     let titled = list("oneOf").chain(list("anyOf"));
     let titled = titled.filter_map(|choice| choice.get("const"));
@@ -190,12 +187,9 @@ impl ClientHandler for Handler {
         _: NotificationContext<RoleClient>,
     ) {
         let total = progress.total.map(|total| format!("/{total}"));
-        let line = format!(
-            "{}{} {}",
-            progress.progress,
-            total.unwrap_or_default(),
-            progress.message.unwrap_or_default()
-        );
+        let (total, message) = (total.unwrap_or_default(), progress.message);
+        let message = message.unwrap_or_default();
+        let line = format!("{}{total} {message}", progress.progress);
         let line = shorten(&for_display(line.trim_end()), MAX_PROGRESS_CHARS);
         if let Some(call) = &*self.call() {
             call.cx.progress.output(&format!("{line}\n"));

@@ -69,30 +69,11 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-fn http_error<'e>(
+/// Returns the error of the transport that is an error or its cause.
+pub(crate) fn http_error<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> Option<&'e StreamableHttpError<reqwest::Error>> {
     successors(Some(error), |&error| error.source()).find_map(|error| error.downcast_ref())
-}
-
-/// Returns whether a request was never sent.
-pub(crate) fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
-    match http_error(error) {
-        Some(StreamableHttpError::Client(error)) => error.is_connect(),
-        Some(StreamableHttpError::TransportChannelClosed) => true,
-        _ => false,
-    }
-}
-
-/// Returns the reason that the server refused a request without looking at it.
-pub(crate) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
-    match http_error(error)? {
-        StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_) => {
-            Some(describe(error))
-        }
-        StreamableHttpError::HttpStatus(status) if status.status == 429 => Some(describe(error)),
-        _ => None,
-    }
 }
 
 /// Describes an error without the URL, whose query may hold a secret.
@@ -103,11 +84,9 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
             return "it demands authorization: give it in `headers`".to_owned();
         }
         Some(StreamableHttpError::HttpStatus(status)) => {
-            let wait = status.retry_after.as_deref().unwrap_or_default();
-            return match wait {
-                "" => format!("status {}", status.status),
-                wait => format!("status {}, retry after {wait}", status.status),
-            };
+            let wait = status.retry_after.as_ref();
+            let wait = wait.map(|wait| format!(", retry after {wait}"));
+            return format!("status {}{}", status.status, wait.unwrap_or_default());
         }
         _ => return error.to_string(),
     };

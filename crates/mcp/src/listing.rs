@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cantle_core::escape::shorten;
+use cantle_core::escape::{join_up_to, shorten};
 use rmcp::RoleClient;
 use rmcp::model::{PaginatedRequestParams, Tool};
 use rmcp::service::Peer;
@@ -60,17 +60,15 @@ pub(crate) fn accepted(config: &McpServer, mut listed: Vec<Tool>) -> Result<Vec<
     let mut schemas_bytes = 0;
     for tool in &listed {
         let name = tool_name(&config.name, &tool.name);
-        if names.contains(&name) {
+        if !names.insert(name.clone()) {
             return Err(format!("has two tools that would be called `{name}`"));
         }
-        names.insert(name);
         // Model providers refuse requests with others, whichever tool is called.
         let kind = tool.input_schema.get("type");
         if kind.is_some_and(|kind| kind != "object") {
             let name = shorten(&tool.name, 64);
-            return Err(format!(
-                "has a tool `{name}` whose parameters are no object"
-            ));
+            let problem = format!("has a tool `{name}` whose parameters are no object");
+            return Err(problem);
         }
         let description = tool.description.as_deref().map_or(0, str::len);
         let schema = serde_json::to_string(&tool.input_schema).map_or(0, |json| json.len());
@@ -96,16 +94,9 @@ pub(crate) fn changes(server: &str, earlier: &[Tool], later: &[Tool]) -> Option<
     let changed = later.iter().filter(|tool| !is_known(tool)).map(name);
     let removed = earlier.iter().filter(|tool| !remains(tool)).map(name);
     let (changed, removed): (Vec<_>, Vec<_>) = (changed.collect(), removed.collect());
-    let listed = |names: &[String], about: &str| {
-        let more = match names.len().saturating_sub(MAX_NAMED_CHANGES) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let named: Vec<_> = names.iter().take(MAX_NAMED_CHANGES).cloned().collect();
-        match names.is_empty() {
-            true => String::new(),
-            false => format!(" {about}: {}{more}.", named.join(", ")),
-        }
+    let listed = |names: &[String], about: &str| match names.is_empty() {
+        true => String::new(),
+        false => format!(" {about}: {}.", join_up_to(MAX_NAMED_CHANGES, names)),
     };
     if changed.is_empty() && removed.is_empty() {
         return None;

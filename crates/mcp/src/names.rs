@@ -43,13 +43,10 @@ pub(crate) fn tool_name(server: &str, tool: &str) -> String {
 }
 
 /// A short digest, for names. Not for security.
-pub(crate) fn digest(bytes: &[u8]) -> u32 {
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
-    let hash = hasher.finish();
-    #[expect(clippy::cast_possible_truncation, reason = "half of a hash")]
-    let half = hash as u32;
-    half
+    hasher.finish() & 0xffff_ffff
 }
 
 fn is_allowed(byte: u8) -> bool {

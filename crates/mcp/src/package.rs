@@ -32,7 +32,7 @@ pub enum Ecosystem {
 }
 
 /// A package that is installed on this machine.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct InstalledPackage {
     /// The program.
@@ -54,14 +54,6 @@ impl InstalledPackage {
     }
 }
 
-impl fmt::Debug for InstalledPackage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InstalledPackage")
-            .field("program", &self.program)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Installs the packages of servers before these start, without what the server may see or reach.
 #[async_trait]
 #[auto_impl(Arc, Box)]
@@ -79,12 +71,14 @@ pub trait PackageInstaller: fmt::Debug + Send + Sync {
 
 /// Returns the package that a command line names, and the number of words that name it; `None` if it starts another
 /// program.
-pub(crate) fn of_command(argv: &[&str]) -> Option<Result<(ServerPackage, usize), String>> {
-    let (program, rest) = argv.split_first()?;
+pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>, String> {
+    let Some((program, rest)) = argv.split_first() else {
+        return Ok(None);
+    };
     let (ecosystem, from, agreeing): (_, &[&str], &[&str]) = match *program {
         "npx" => (Ecosystem::Npm, &["-p", "--package"], &["-y", "--yes"]),
         "uvx" => (Ecosystem::Python, &["--from"], &[]),
-        _ => return None,
+        _ => return Ok(None),
     };
     let mut named = None;
     let mut words = 1;
@@ -98,23 +92,18 @@ pub(crate) fn of_command(argv: &[&str]) -> Option<Result<(ServerPackage, usize),
                 words += 1;
             }
             Some(word) if word.starts_with('-') => {
-                return Some(Err(format!(
-                    "can't be installed: the option `{word}` of {program} is not known here"
-                )));
+                let problem = format!("the option `{word}` of {program} is not known here");
+                return Err(format!("can't be installed: {problem}"));
             }
             Some(word) => break *word,
-            None => {
-                return Some(Err(format!(
-                    "can't be installed: {program} names no package"
-                )));
-            }
+            None => return Err(format!("can't be installed: {program} names no package")),
         }
     };
     let (specifier, program) = match named {
         Some(package) => (*package, Some(first.to_owned())),
         None => (first, None),
     };
-    Some(Ok((package(ecosystem, specifier, program), words)))
+    Ok(Some((package(ecosystem, specifier, program), words)))
 }
 
 fn package(ecosystem: Ecosystem, specifier: &str, program: Option<String>) -> ServerPackage {
@@ -141,7 +130,7 @@ mod tests {
     fn packages_are_named_as_npx_and_uvx_name_them() {
         let named = |line: &str| {
             let argv: Vec<&str> = line.split(' ').collect();
-            of_command(&argv).map(|named| {
+            of_command(&argv).transpose().map(|named| {
                 let (package, words) = named?;
                 let program = package.program.unwrap_or_default();
                 Ok::<_, String>(format!("{} {program} {words}", package.specifier))

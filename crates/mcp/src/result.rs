@@ -129,9 +129,8 @@ impl Writer<'_> {
                     ..
                 } => {
                     if let Some(data) = self.decode(&blob) {
-                        let kind = mime_type.unwrap_or_default();
-                        self.save(&format!("the resource {uri}"), &kind, data)
-                            .await?;
+                        let (what, kind) = (format!("the resource {uri}"), mime_type);
+                        self.save(&what, &kind.unwrap_or_default(), data).await?;
                     }
                 }
                 _ => self.line("(a resource of an unknown kind)"),
@@ -159,17 +158,12 @@ impl Writer<'_> {
     async fn save(&mut self, what: &str, kind: &str, data: Bytes) -> Result<(), ToolError> {
         let size = data.len();
         let Some(sandbox) = &self.cx.sandbox else {
-            self.line(&format!(
-                "({what}, {size} bytes: there is no sandbox to save it in)"
-            ));
+            let line = format!("({what}, {size} bytes: there is no sandbox to save it in)");
+            self.line(&line);
             return Ok(());
         };
-        let name = format!(
-            "{DIRECTORY}/{}-{:08x}.{}",
-            self.server,
-            digest(&data),
-            extension(kind)
-        );
+        let (digest, extension) = (digest(&data), extension(kind));
+        let name = format!("{DIRECTORY}/{}-{digest:08x}.{extension}", self.server);
         let written = match SandboxPath::new(&name) {
             Ok(path) => sandbox.write_bytes(&path, data).await,
             Err(error) => return Err(ToolError::failed(error.to_string())),

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::timeout;
+use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError as LineError, Decoder as _};
 
 use crate::config::StdioServer;
 use crate::limits::MAX_MESSAGE_BYTES;
@@ -85,7 +86,11 @@ impl Child {
             child: Arc::clone(&child),
             stdin: Arc::new(AsyncMutex::new(Some(stdin))),
             received: BytesMut::new(),
-            scanned: 0,
+            lines: AnyDelimiterCodec::new_with_max_length(
+                vec![b'\n'],
+                Vec::new(),
+                MAX_MESSAGE_BYTES,
+            ),
             unread_answers: Arc::new(Semaphore::new(MAX_UNREAD_ANSWERS)),
         };
         Ok((child, pipes))
@@ -161,27 +166,25 @@ pub(crate) struct Pipes {
     child: Arc<Child>,
     stdin: Arc<AsyncMutex<Option<Box<dyn ProcessStdin>>>>,
     received: BytesMut,
-    /// Bytes of `received` that contain no line feed.
-    scanned: usize,
+    /// Splits `received` into lines.
+    lines: AnyDelimiterCodec,
     unread_answers: Arc<Semaphore>,
 }
 
 impl Pipes {
     /// Takes the next message from what was received. Lines that are no messages are skipped: programs print
     /// banners.
-    fn next_message(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
-        loop {
-            let unscanned = self.received.get(self.scanned..).unwrap_or_default();
-            let Some(length) = unscanned.iter().position(|byte| *byte == b'\n') else {
-                self.scanned = self.received.len();
-                return None;
-            };
-            let line = self.received.split_to(self.scanned + length + 1);
-            self.scanned = 0;
-            if let Some(message) = parse(&line) {
-                return Some(message);
+    ///
+    /// # Errors
+    /// If a line is too long.
+    fn next_message(&mut self) -> Result<Option<RxJsonRpcMessage<RoleClient>>, LineError> {
+        while let Some(line) = self.lines.decode(&mut self.received)? {
+            let message = parse(&line);
+            if message.is_some() {
+                return Ok(message);
             }
         }
+        Ok(None)
     }
 
     fn fail(&self, problem: &'static str) {
@@ -221,7 +224,11 @@ impl Transport<RoleClient> for Pipes {
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
-            if let Some(message) = self.next_message() {
+            let Ok(received) = self.next_message() else {
+                self.fail("sent a message that is larger than 16 MiB");
+                return None;
+            };
+            if let Some(message) = received {
                 if matches!(message, JsonRpcMessage::Request(_)) {
                     let Ok(permit) = self.unread_answers.try_acquire() else {
                         self.fail("asks much, and does not read the answers");
@@ -230,10 +237,6 @@ impl Transport<RoleClient> for Pipes {
                     permit.forget();
                 }
                 return Some(message);
-            }
-            if self.received.len() > MAX_MESSAGE_BYTES {
-                self.fail("sent a message that is larger than 16 MiB");
-                return None;
             }
             let Some(Ok(chunk)) = self.child.output.lock().await.next().await else {
                 self.child.has_ended.store(true, Ordering::Relaxed);
