@@ -10,7 +10,7 @@ use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Requirements, ToolContext, ToolError, ToolOutput,
-    ToolProvider, ToolSet, on_thread,
+    ToolProvider, ToolSet, on_thread, tool_set,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
@@ -50,12 +50,18 @@ impl ToolProvider for BrowserTools {
                 "the browser runs in the session's sandbox, and there is none: give the agent `CodeExec`",
             ));
         };
-        Ok(Box::new(BrowserSet(Arc::new(SessionBrowser {
+        let session = Arc::new(SessionBrowser {
             settings: self.clone(),
             sandbox,
             profile: format!("cantle-browser-{}", cx.run),
             browser: Mutex::new(None),
-        }))))
+        });
+        Ok(tool_set(session.tools(), move || async move {
+            if let Some(browser) = session.browser.lock().await.take() {
+                browser.connection.close().await;
+            }
+            Ok(())
+        }))
     }
 }
 
@@ -150,21 +156,19 @@ async fn decode(image: Bytes, limits: ImageLimits) -> Result<Media, ToolError> {
     })
 }
 
-struct BrowserSet(Arc<SessionBrowser>);
-
-impl BrowserSet {
+impl SessionBrowser {
     fn tool<P: DeserializeOwned + JsonSchema + Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         description: &str,
         action: Action<P>,
     ) -> DynTool {
-        let prefix = self.0.settings.prefix.as_str();
+        let prefix = self.settings.prefix.as_str();
         let name = match prefix {
             "" => name.to_owned(),
             _ => format!("{prefix}_{name}"),
         };
-        let session = Arc::clone(&self.0);
+        let session = Arc::clone(self);
         DynTool::from_fn(name, description, move |params: P, cx: ToolContext| {
             let session = Arc::clone(&session);
             async move {
@@ -176,11 +180,8 @@ impl BrowserSet {
         // The calls have a limit of their own.
         .with_timeout(None)
     }
-}
 
-#[async_trait]
-impl ToolSet for BrowserSet {
-    fn tools(&self) -> Vec<DynTool> {
+    fn tools(self: &Arc<Self>) -> Vec<DynTool> {
         vec![
             self.tool(
                 "search",
@@ -250,20 +251,5 @@ impl ToolSet for BrowserSet {
                 |_, _: NoParameters| ready(Ok(Outcome::new("This is the current page."))).boxed(),
             ),
         ]
-    }
-
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        None
-    }
-
-    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        if let Some(browser) = self.0.browser.lock().await.take() {
-            browser.connection.close().await;
-        }
-        Ok(())
-    }
-
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close().await
     }
 }

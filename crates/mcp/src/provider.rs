@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cantle_core::sandbox::{Backend, Sandbox};
-use cantle_core::tool::{DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet};
+use cantle_core::sandbox::Backend;
+use cantle_core::tool::{
+    OpenContext, ProviderError, Requirements, ToolProvider, ToolSet, tool_set,
+};
 use futures_util::future::join_all;
 use serde_json::{Map, Value};
 
@@ -143,30 +145,31 @@ impl ToolProvider for McpTools {
             let opened = server.open().await;
             (server, opened)
         });
-        let mut set = McpToolSet::default();
+        let (mut tools, mut servers) = (Vec::new(), Vec::new());
         let mut problems = Vec::new();
         let mut may_add_tools = false;
         for (server, opened) in join_all(open).await {
             match opened {
                 Ok(may_add) => {
                     may_add_tools |= may_add;
-                    set.tools.extend(dyn_tools(&server));
+                    tools.extend(dyn_tools(&server));
                 }
                 Err(problem) => problems.push(failure(&server.config.name, &problem).to_string()),
             }
-            set.servers.push(server);
+            servers.push(server);
         }
         if problems.is_empty() {
-            let offered_bytes: usize = set.tools.iter().map(spec_bytes).sum();
+            let offered_bytes: usize = tools.iter().map(spec_bytes).sum();
             if offered_bytes > self.max_offered_bytes {
-                set.tools = deferred(&set.servers).into();
+                tools = deferred(&servers).into();
             } else if may_add_tools {
-                set.tools.extend(deferred(&set.servers));
+                tools.extend(deferred(&servers));
             }
-            return Ok(Box::new(set));
+            let close = move || async move { close_all(&servers).await };
+            return Ok(tool_set(tools, close));
         }
         // The first error is the one to report.
-        let _ = set.close_all().await;
+        let _ = close_all(&servers).await;
         Err(ProviderError::new(problems.join("\n")))
     }
 }
@@ -175,35 +178,8 @@ fn failure(server: &str, problem: &str) -> ProviderError {
     ProviderError::new(format!("the MCP server `{server}` {}", problem.trim_end()))
 }
 
-#[derive(Default)]
-struct McpToolSet {
-    tools: Vec<DynTool>,
-    servers: Vec<Arc<Server>>,
-}
-
-impl McpToolSet {
-    async fn close_all(&self) -> Result<(), ProviderError> {
-        let closed = join_all(self.servers.iter().map(|server| server.close())).await;
-        let errors = closed.into_iter().filter_map(Result::err);
-        errors.map(ProviderError::from).next().map_or(Ok(()), Err)
-    }
-}
-
-#[async_trait]
-impl ToolSet for McpToolSet {
-    fn tools(&self) -> Vec<DynTool> {
-        self.tools.clone()
-    }
-
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        None
-    }
-
-    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close_all().await
-    }
-
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close_all().await
-    }
+async fn close_all(servers: &[Arc<Server>]) -> Result<(), ProviderError> {
+    let closed = join_all(servers.iter().map(|server| server.close())).await;
+    let errors = closed.into_iter().filter_map(Result::err);
+    errors.map(ProviderError::from).next().map_or(Ok(()), Err)
 }

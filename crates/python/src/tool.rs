@@ -15,12 +15,12 @@ use cantle_core::escape::join_up_to;
 use cantle_core::metadata::Metadata;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Captured, Channel, CommandOutput, Exit, ExitStatus, FileKind, RenderLimits, Sandbox,
-    SandboxContext, SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
+    Captured, Channel, CommandOutput, Exit, ExitStatus, FileKind, RenderLimits, SandboxContext,
+    SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
 };
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
-    ToolProperties, ToolProvider, ToolSet,
+    ToolProperties, ToolProvider, ToolSet, tool_set,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -137,44 +137,14 @@ impl ToolProvider for PythonTool {
             marker: marker.ok(),
             had_predecessor: OnceCell::new(),
         });
-        Ok(Box::new(PythonTools {
-            tool,
-            session,
-            is_owned,
-        }))
-    }
-}
-
-/// The tool, its session, and whether the sandbox is closed with it.
-struct PythonTools {
-    tool: DynTool,
-    session: Arc<PythonSession>,
-    is_owned: bool,
-}
-
-#[async_trait]
-impl ToolSet for PythonTools {
-    fn tools(&self) -> Vec<DynTool> {
-        vec![self.tool.clone()]
-    }
-
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        // One of its own is not the session's.
-        None
-    }
-
-    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        match self.is_owned {
-            true => Ok(self.session.close().await?),
-            false => {
-                self.session.remove(CONTEXT).await;
-                Ok(())
+        // A sandbox of its own is not the session's, but is closed with the tool.
+        Ok(tool_set(vec![tool], move || async move {
+            match is_owned {
+                true => session.close().await?,
+                false => session.remove(CONTEXT).await,
             }
-        }
-    }
-
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close().await
+            Ok(())
+        }))
     }
 }
 

@@ -1,13 +1,15 @@
 //! The provider of the web tools.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_core::content::ImageLimits;
 use cantle_core::policy::HostPattern;
-use cantle_core::sandbox::Sandbox;
-use cantle_core::tool::{DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet};
+use cantle_core::tool::{
+    DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet, tool_set,
+};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -111,27 +113,6 @@ impl ToolProvider for WebTools {
             let search = WebSearch::new(Arc::clone(provider), self.page.timeout);
             tools.push(DynTool::new(search));
         }
-        Ok(Box::new(Tools(tools)))
-    }
-}
-
-struct Tools(Vec<DynTool>);
-
-#[async_trait]
-impl ToolSet for Tools {
-    fn tools(&self) -> Vec<DynTool> {
-        self.0.clone()
-    }
-
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        None
-    }
-
-    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        Ok(())
-    }
-
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        Ok(())
+        Ok(tool_set(tools, || ready(Ok(()))))
     }
 }

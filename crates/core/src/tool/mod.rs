@@ -31,7 +31,9 @@ pub use self::context::ToolContext;
 pub use self::decision::{ApprovalScope, Decision};
 pub use self::dyn_tool::{DynTool, on_thread};
 pub use self::error::{ToolError, ToolErrorKind, panic_message};
-pub use self::provider::{OpenContext, ProviderError, ProviderErrorKind, ToolProvider, ToolSet};
+pub use self::provider::{
+    OpenContext, ProviderError, ProviderErrorKind, ToolProvider, ToolSet, tool_set,
+};
 pub use self::question::{
     Answer, AnswerError, AnswerHandle, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
     QuestionId, QuestionKind, QuestionReceiver, user_channel,

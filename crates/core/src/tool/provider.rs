@@ -89,6 +89,43 @@ impl<T: ToolSet + ?Sized> ToolSet for Box<T> {
     }
 }
 
+/// Returns a set of tools without a sandbox. `close` releases their resources, also those of a run that will be resumed.
+pub fn tool_set<C, F>(tools: Vec<DynTool>, close: C) -> Box<dyn ToolSet>
+where
+    C: FnOnce() -> F + Send + Sync + 'static,
+    F: Future<Output = Result<(), ProviderError>> + Send + 'static,
+{
+    Box::new(PlainToolSet { tools, close })
+}
+
+struct PlainToolSet<C> {
+    tools: Vec<DynTool>,
+    close: C,
+}
+
+#[async_trait]
+impl<C, F> ToolSet for PlainToolSet<C>
+where
+    C: FnOnce() -> F + Send + Sync + 'static,
+    F: Future<Output = Result<(), ProviderError>> + Send + 'static,
+{
+    fn tools(&self) -> Vec<DynTool> {
+        self.tools.clone()
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        (self.close)().await
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close().await
+    }
+}
+
 /// Arguments of [`ToolProvider::open`].
 #[derive(Clone)]
 #[non_exhaustive]
