@@ -78,16 +78,13 @@ pub(crate) fn deferred(servers: &[Arc<Server>]) -> [DynTool; 2] {
     [
         search.with_concurrency_safe(true).with_repeatable(true),
         call.with_timeout(None).with_forwarding(move |arguments| {
-            let CallParams {
-                tool: name,
-                arguments,
-            } = CallParams::deserialize(arguments).ok()?;
-            let given = Value::Object(arguments);
+            let params = CallParams::deserialize(arguments).ok()?;
+            let given = Value::Object(params.arguments);
             // Rules see the arguments as the tool gets them, repaired.
             let tools = current(&asked);
-            let tool = tools.iter().find(|tool| tool.name() == name);
+            let tool = tools.iter().find(|tool| tool.name() == params.tool);
             let parsed = tool.and_then(|tool| tool.parse(&given.to_string()).ok());
-            Some((name, parsed.map_or(given, |parsed| parsed.arguments)))
+            Some((params.tool, parsed.map_or(given, |it| it.arguments)))
         }),
     ]
 }

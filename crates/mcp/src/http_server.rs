@@ -50,7 +50,7 @@ impl HttpToolServer {
             .with_cancellation_token(cancellation);
         let shared: Arc<[DynTool]> = shared.into();
         let server =
-            move || Ok::<_, io::Error>(ToolServer::over_http(tools(), Arc::clone(&shared)));
+            move || Ok::<_, io::Error>(ToolServer::new(tools(), Some(Arc::clone(&shared))));
         Self {
             service: StreamableHttpService::new(server, Arc::clone(&sessions), config),
             sessions,

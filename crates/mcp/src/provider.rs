@@ -10,7 +10,7 @@ use cantle_core::tool::{
     OpenContext, ProviderError, Requirements, ToolProvider, ToolSet, tool_set,
 };
 use futures_util::future::join_all;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::config::McpServer;
 use crate::connection::{Server, Surroundings, Workspace};
@@ -120,10 +120,7 @@ impl ToolProvider for McpTools {
 
     fn identity(&self) -> Value {
         let servers = self.servers.iter();
-        let servers: Map<_, _> = servers
-            .map(|server| (server.name.clone(), server.identity()))
-            .collect();
-        Value::Object(servers)
+        servers.map(|it| (it.name.clone(), it.identity())).collect()
     }
 
     fn requirements(&self) -> Requirements {

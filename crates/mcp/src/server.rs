@@ -37,7 +37,7 @@ const CALL_GRACE: Duration = Duration::from_secs(15);
 /// # Errors
 /// If the client does not begin with a handshake of the protocol.
 pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -> io::Result<()> {
-    let server = ToolServer::new(tools);
+    let server = ToolServer::new(tools, None);
     let calls = Arc::clone(&server.calls);
     match serve_server_with_ct(server, rmcp::transport::stdio(), cancellation).await {
         Ok(service) => {
@@ -71,20 +71,14 @@ pub(crate) struct ToolServer {
 }
 
 impl ToolServer {
-    fn new(tools: Vec<DynTool>) -> Self {
+    /// Over HTTP, `tools` are those of its session, and `shared` those of requests without one.
+    pub(crate) fn new(tools: Vec<DynTool>, shared: Option<Arc<[DynTool]>>) -> Self {
         Self {
             tools,
-            shared: None,
+            shared,
             run: RunId::new(),
             calls: Arc::new(Semaphore::new(MAX_SERVED_CALLS)),
         }
-    }
-
-    /// A server over HTTP: `tools` are those of its session, and `shared` those of requests without one.
-    pub(crate) fn over_http(tools: Vec<DynTool>, shared: Arc<[DynTool]>) -> Self {
-        let mut server = Self::new(tools);
-        server.shared = Some(shared);
-        server
     }
 
     /// Returns the tools of a request.
@@ -192,8 +186,10 @@ mod tests {
         let spec = ToolSpec::new("panics", "Panics.", json!({"type": "object"}));
         let tool = DynTool::from_schema(spec, async |_, _| panic!("out of cheese"));
         let (here, there) = tokio::io::duplex(1 << 16);
-        let (server, client) =
-            tokio::join!(ToolServer::new(vec![tool]).serve(there), ().serve(here));
+        let (server, client) = tokio::join!(
+            ToolServer::new(vec![tool], None).serve(there),
+            ().serve(here)
+        );
         let (_server, client) = (server.unwrap(), client.unwrap());
         for _ in 0..2 {
             let call = CallToolRequestParams::new("panics");

@@ -12,10 +12,9 @@ use crate::limits::MAX_DESCRIPTION_CHARS;
 use crate::names::tool_name;
 
 /// Returns the tools that a server listed last.
-pub(crate) fn dyn_tools(server: &Arc<Server>) -> impl Iterator<Item = DynTool> {
+pub(crate) fn dyn_tools(server: &Arc<Server>) -> Vec<DynTool> {
     let tools = server.tools();
-    let tools: Vec<_> = tools.iter().map(|tool| dyn_tool(server, tool)).collect();
-    tools.into_iter()
+    tools.iter().map(|tool| dyn_tool(server, tool)).collect()
 }
 
 fn dyn_tool(server: &Arc<Server>, tool: &Tool) -> DynTool {

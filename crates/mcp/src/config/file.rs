@@ -134,13 +134,10 @@ impl McpServer {
         connect_timeout_s: Option<u32>,
         call_timeout_s: Option<u32>,
     ) -> Self {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         self.tools = tools;
-        if let Some(seconds) = connect_timeout_s {
-            self.connect_timeout = Duration::from_secs(seconds.into());
-        }
-        if let Some(seconds) = call_timeout_s {
-            self.call_timeout = Duration::from_secs(seconds.into());
-        }
+        self.connect_timeout = connect_timeout_s.map_or(self.connect_timeout, seconds);
+        self.call_timeout = call_timeout_s.map_or(self.call_timeout, seconds);
         self
     }
 }
@@ -210,19 +207,16 @@ impl PolicyEntry {
 /// Replaces each `${NAME}` and `${env:NAME}` in a value. Other text in braces is for a shell.
 fn expand(value: &str, variable: Variable<'_>) -> Result<String, String> {
     let is_name = |name: &str| {
-        let mut bytes = name.bytes();
-        bytes
-            .next()
-            .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let has_digit_first = name.starts_with(|first: char| first.is_ascii_digit());
+        !name.is_empty() && !has_digit_first && name.bytes().all(is_allowed)
     };
     let mut expanded = String::new();
     let mut rest = value;
     while let Some((before, after)) = rest.split_once("${") {
         expanded.push_str(before);
-        let named = after.split_once('}');
-        let named = named.map(|(name, after)| (name.strip_prefix("env:").unwrap_or(name), after));
-        rest = match named {
+        let named = after.strip_prefix("env:").unwrap_or(after);
+        rest = match named.split_once('}') {
             Some((name, after)) if is_name(name) => {
                 // The value itself may be a secret, and is not part of the message.
                 let missing = || format!("the variable `{name}` is not set");
