@@ -1,6 +1,6 @@
 //! Measures the goals of `docs/performance.md`.
 //!
-//! `cantle-bench [--cantle PATH] [--json FILE]` runs everything and prints a table. Each part runs
+//! `cantle-bench --cantle PATH [--json FILE] [--only AREA]…` measures these areas, or all, and prints a table. Each part runs
 //! in a child process (this program with the part's name), which isolates peak memory and CPU time;
 //! the scripted server is such a process too. Compared values are measured interleaved in one run.
 
@@ -21,7 +21,7 @@ mod soak;
 mod startup;
 mod stored;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -32,10 +32,31 @@ use crate::report::Report;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Adds the numbers of an area, some of which are those of the program at a path.
+type Measure = fn(&mut Report, &Path) -> Result<()>;
+
+/// What is measured, by name.
+const AREAS: [(&str, Measure); 13] = [
+    ("loop", |report, _| client_loop::measure(report)),
+    ("sessions", |report, _| sessions::measure(report)),
+    ("clients", |report, _| clients::measure(report)),
+    ("startup", startup::measure),
+    ("records", records::measure),
+    ("commands", |report, _| commands::measure(report)),
+    ("sandboxes", |report, _| sandboxes::measure(report)),
+    ("output", |report, _| output::measure(report)),
+    ("python", |report, _| python::measure(report)),
+    ("outside", |report, _| outside::measure(report)),
+    ("files", stored::measure),
+    ("containers", |report, _| containers::measure(report)),
+    ("server", serving::measure),
+];
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let mut cantle = None;
     let mut json = None;
+    let mut chosen = Vec::new();
     while let Some(argument) = arguments.next() {
         let mut value = || {
             arguments
@@ -92,30 +113,23 @@ fn main() -> Result<()> {
             }
             "--cantle" => cantle = Some(PathBuf::from(value()?)),
             "--json" => json = Some(PathBuf::from(value()?)),
+            "--only" => chosen.push(value()?),
             other => bail!("unknown argument `{other}`"),
         }
     }
+    let names = AREAS.map(|(name, _)| name);
+    if let Some(unknown) = chosen.iter().find(|it| !names.contains(&it.as_str())) {
+        bail!("`{unknown}` is no area; there are {}", names.join(", "));
+    }
+    let cantle = cantle.context("--cantle PATH is missing")?;
 
     let mut report = Report::default();
     let mut failures = Vec::new();
-    // A failing part does not stop the others.
-    let mut done = |measured: Result<()>| failures.extend(measured.err());
-    done(client_loop::measure(&mut report));
-    done(sessions::measure(&mut report));
-    done(clients::measure(&mut report));
-    if let Some(cantle) = &cantle {
-        done(startup::measure(&mut report, cantle));
-        done(records::measure(&mut report, cantle));
-    }
-    done(commands::measure(&mut report));
-    done(sandboxes::measure(&mut report));
-    done(output::measure(&mut report));
-    done(python::measure(&mut report));
-    done(outside::measure(&mut report));
-    done(stored::measure(&mut report, cantle.as_deref()));
-    done(containers::measure(&mut report));
-    if let Some(cantle) = &cantle {
-        done(serving::measure(&mut report, cantle));
+    for (name, measure) in AREAS {
+        // A failing area does not stop the others.
+        if chosen.is_empty() || chosen.iter().any(|it| it == name) {
+            failures.extend(measure(&mut report, &cantle).err());
+        }
     }
     print!("{report}");
     if let Some(path) = json {

@@ -57,7 +57,7 @@ for n in range(count):
 print(time.perf_counter() - started)";
 
 /// Measures each part in a separate process.
-pub(crate) fn measure(report: &mut Report, cantle: Option<&Path>) -> Result<()> {
+pub(crate) fn measure(report: &mut Report, cantle: &Path) -> Result<()> {
     let answer = run_part(&["stored-files"])?;
     let number = |name: &str| answer[name].as_f64().context("not a number");
     let what = "1 GB of a local sandbox into a directory store / `object_store` with SHA-256";
@@ -68,15 +68,13 @@ pub(crate) fn measure(report: &mut Report, cantle: Option<&Path>) -> Result<()> 
     let what = "inserts of a SQLite catalogue / Python's `sqlite3`";
     report.at_least(what, number("inserts")?, "x", 0.8);
     report.add("the same: an insert", number("insert_ms")?, "ms");
-    if let Some(cantle) = cantle {
-        let cantle = cantle.to_str().context("the path is no text")?;
-        let answer = run_part(&["tool-service", cantle])?;
-        let number = |name: &str| answer[name].as_f64().context("not a number");
-        let raw = number("raw_ms")?;
-        let what = "`run_python` of `print(1)` through the service, leased sandbox";
-        report.at_most(what, number("call_ms")?, "ms", 1.3 * raw + 5.0);
-        report.add("raw `python3 -c 'print(1)'`", raw, "ms");
-    }
+    let cantle = cantle.to_str().context("the path is no text")?;
+    let answer = run_part(&["tool-service", cantle])?;
+    let number = |name: &str| answer[name].as_f64().context("not a number");
+    let raw = number("raw_ms")?;
+    let what = "`run_python` of `print(1)` through the service, leased sandbox";
+    report.at_most(what, number("call_ms")?, "ms", 1.3 * raw + 5.0);
+    report.add("raw `python3 -c 'print(1)'`", raw, "ms");
     Ok(())
 }
 

@@ -16,6 +16,9 @@ pub struct BenchArgs {
     /// Write the measurements here, as JSON.
     #[arg(long, default_value = "target/bench.json")]
     json: std::path::PathBuf,
+
+    /// Only these areas, such as `records` (default: all; an unknown name lists them)
+    areas: Vec<String>,
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -40,5 +43,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             .flat_map(|engine| engine.variables.iter().cloned()),
     );
     bench.arg("--cantle").arg(cantle).arg("--json");
-    shell::run(bench.arg(&args.json))
+    let only = args.areas.iter().flat_map(|area| ["--only", area]);
+    shell::run(bench.arg(&args.json).args(only))
 }
