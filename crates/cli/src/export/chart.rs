@@ -20,8 +20,11 @@ const LANES: [&str; 3] = ["Model", "Tools", "Sub-agents"];
 /// A budget of more than this many times the spending has no line.
 const MAX_BUDGET_SHARE: f64 = 5.0;
 
-/// Blocks that are closer than this are drawn as one.
-const MIN_GAP: f64 = 0.6;
+/// Blocks and steps of the curve that are closer than this are drawn as one.
+const MIN_GAP: f64 = 1.0;
+
+/// Minimum width of a block that has an element, and therefore a label, of its own.
+const MIN_LABELLED_WIDTH: f64 = 3.0;
 
 /// A time at which something worked, in coordinates of the chart.
 struct Block {
@@ -117,18 +120,7 @@ pub(super) fn svg(record: &RunRecord) -> Option<String> {
             "<text class=\"axis\" x=\"0\" y=\"{}\">{name}</text><g class=\"lane lane{index}\">",
             y + 12.0
         );
-        for block in merged(blocks, x) {
-            let title = block
-                .label
-                .map(|label| format!("<title>{}</title>", escaped(&label)));
-            let _ = write!(
-                svg,
-                "<rect x=\"{:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"14\" rx=\"2\">{}</rect>",
-                block.start,
-                (block.end - block.start).max(1.5),
-                title.unwrap_or_default(),
-            );
-        }
+        lane(&mut svg, merged(blocks, x), y);
         svg.push_str("</g>");
     }
     for (seconds, anchor) in [(0.0, "start"), (end / 2.0, "middle"), (end, "end")] {
@@ -142,6 +134,25 @@ pub(super) fn svg(record: &RunRecord) -> Option<String> {
     }
     svg.push_str("</svg>");
     Some(svg)
+}
+
+/// Draws the blocks of a lane: those without labels as one path, because a long run has thousands.
+fn lane(svg: &mut String, blocks: Vec<Block>, y: f64) {
+    let mut path = String::new();
+    for Block { start, end, label } in blocks {
+        let width = end - start;
+        let _ = match label {
+            Some(label) if width >= MIN_LABELLED_WIDTH => write!(
+                svg,
+                "<rect x=\"{start:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"14\" rx=\"2\"><title>{}</title></rect>",
+                escaped(&label),
+            ),
+            _ => write!(path, "M{start:.0} {}h{:.0}", y + 7.0, width.max(1.0)),
+        };
+    }
+    if !path.is_empty() {
+        let _ = write!(svg, "<path d=\"{path}\"/>");
+    }
 }
 
 /// Draws the spending up to each time, and its budget: US dollars if every call has a cost, else tokens.
@@ -193,22 +204,23 @@ fn curve(
             format(budget),
         );
     }
-    let mut path = format!("M{LEFT} {bottom}");
+    // From the end of the base line, so that closing the path for its area adds no slope.
+    let mut path = format!("M{WIDTH} {bottom}H{LEFT}");
     let (mut sum, mut latest) = (0.0, f64::MIN);
     for (seconds, cost, tokens) in spent {
         sum += amount(cost, tokens);
         let column = x(seconds);
         // Steps that are too close to be seen are left out, but for the last.
         if column - latest >= MIN_GAP || sum >= total {
-            let _ = write!(path, "H{column:.1}V{:.1}", y(sum));
+            let _ = write!(path, "H{column:.0}V{:.1}", y(sum));
             latest = column;
         }
     }
-    let _ = write!(path, "H{:.1}", x(end));
+    let _ = write!(path, "H{:.0}", x(end));
     let unit = if is_priced { "Cost" } else { "Tokens" };
     let _ = write!(
         svg,
-        "<path class=\"area\" d=\"{path}V{bottom}Z\"/><path class=\"line\" d=\"{path}\"/>\
+        "<path class=\"curve\" d=\"{path}\"/>\
          <path class=\"base\" d=\"M{LEFT} {bottom}H{WIDTH}\"/>\
          <text class=\"axis\" x=\"0\" y=\"{}\">{unit}</text><text class=\"axis\" x=\"0\" y=\"{}\">{}</text>",
         CURVE_TOP + 10.0,
@@ -225,7 +237,7 @@ fn merged(mut blocks: Vec<Block>, x: impl Fn(f64) -> f64) -> Vec<Block> {
         let (start, end) = (x(block.start), x(block.end));
         match merged.last_mut() {
             // Short blocks would hide each other; long ones keep their labels.
-            Some(last) if start - last.end < MIN_GAP && (end - start) < 3.0 => {
+            Some(last) if start - last.end < MIN_GAP && end - start < MIN_LABELLED_WIDTH => {
                 last.end = last.end.max(end);
                 last.label = None;
             }
@@ -237,4 +249,26 @@ fn merged(mut blocks: Vec<Block>, x: impl Fn(f64) -> f64) -> Vec<Block> {
         }
     }
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Block, lane, merged};
+
+    #[test]
+    fn short_blocks_share_a_path_and_long_ones_have_labels() {
+        let block = |start, end| Block {
+            start,
+            end,
+            label: Some("<noop>".to_owned()),
+        };
+        let blocks = vec![block(20.0, 60.0), block(10.0, 11.0), block(0.0, 0.2)];
+        let mut svg = String::new();
+        lane(&mut svg, merged(blocks, |seconds| seconds), 5.0);
+        assert_eq!(
+            svg,
+            "<rect x=\"20.0\" y=\"5\" width=\"40.0\" height=\"14\" rx=\"2\"><title>&lt;noop&gt;</title></rect>\
+             <path d=\"M0 12h1M10 12h1\"/>"
+        );
+    }
 }
