@@ -1,7 +1,7 @@
 //! `AGENTS.md`: the notes of a project for agents that work on it.
 //!
 //! The file may have come with a cloned repository. The model gets it as a message of its own, marked as the project's;
-//! it joins the instructions only if the user trusts the directory with this very file.
+//! it is part of the instructions only if the user trusts the directory with this very file.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 32 * 1024;
 /// The notes of a project.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProjectNotes {
-    /// Notes that join the instructions.
+    /// Notes that are part of the instructions.
     Trusted(String),
     /// Notes that the model gets as a message.
     Untrusted(String),
@@ -64,7 +64,7 @@ impl ProjectNotes {
                     .take()
                     .map_or_else(String::new, |own| own + "\n\n");
                 let remark = format!(
-                    "{FILE_NAME} ({}) joins the instructions (--no-agents-md)",
+                    "{FILE_NAME} ({}) is part of the instructions (--no-agents-md)",
                     size(notes.len() as u64)
                 );
                 *instructions = Some(format!("{own}Notes of the project ({FILE_NAME}):\n{notes}"));
@@ -73,7 +73,7 @@ impl ProjectNotes {
             Self::Untrusted(notes) => {
                 let remark = format!(
                     "{FILE_NAME} ({}) is shown to the model as the project's notes (--no-agents-md); `cantle trust` makes it \
-                     join the instructions",
+                     part of the instructions",
                     size(notes.len() as u64)
                 );
                 // It must not end its element.

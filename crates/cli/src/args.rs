@@ -91,17 +91,17 @@ pub(crate) struct ConfigArgs {
     pub(crate) settings: Given<Settings>,
 }
 
-/// Let cantle.toml, AGENTS.md and mcp.json of a directory count
+/// Trust a directory, so that its cantle.toml, AGENTS.md and mcp.json take effect
 ///
-/// Without it, settings can only lower limits, and set effort and temperature, and MCP servers are not started: the files may
-/// have come with a cloned repository. Prints the settings, servers and files that count from now on. A file that changes has
-/// to be trusted again.
+/// Without trust, settings can only lower limits, and set effort and temperature, and MCP servers are not started, because the
+/// files may have come with a cloned repository. Prints the settings, servers and files that take effect from now on. A file
+/// that changes has to be trusted again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustArgs {
     /// The directory [default: the current one]
     pub(crate) directory: Option<PathBuf>,
 
-    /// Trust the directory no longer
+    /// Stop trusting the directory
     #[arg(long, conflicts_with = "list")]
     pub(crate) remove: bool,
 
@@ -181,7 +181,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) output_dir: Option<PathBuf>,
 
-    /// Replace files of the output directory that are not of an earlier run
+    /// Replace files of the output directory that no earlier run delivered
     ///
     /// Without it, such a file stays, and the new one is saved beside it as NAME.1.
     #[arg(long, help_heading = "Files")]
@@ -207,13 +207,13 @@ pub(crate) struct RunArgs {
     ///
     /// A TOML table for each: under its name a `description` of what it can do, and settings that differ from
     /// those of the run, such as `model`, `system_prompt`, `tools` or `max_turns`. `share_sandbox = true` lets it
-    /// work on the run's files, `background = true` beside it; `budget_tokens` and the like limit each call.
+    /// work on the run's files, `background = true` while the run continues; `budget_tokens` and the like limit each call.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "replay"], help_heading = "Sandbox")]
     pub(crate) sub_agents: Option<PathBuf>,
 
     /// File of MCP servers whose tools the model can call: JSON with `mcpServers`
     ///
-    /// Servers that it names a `command` for are started on this machine, each in a sandbox of its own without network,
+    /// Servers with a `command` are started on this machine, each in a sandbox of its own without network,
     /// unless its entry has `policy` or `"where": "host"`. Sub-agents don't have the tools. Without this flag, mcp.json of the
     /// current directory or of --workdir is used if `cantle trust` covers it.
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
@@ -232,13 +232,13 @@ pub(crate) struct RunArgs {
     /// Give an earlier run another task: its id, a prefix of it, or `last`
     ///
     /// The model sees the conversation so far. Settings are as they were, except those given by flags. The run's sandbox
-    /// goes on if it is kept; otherwise the delivered files are copied into a new one. With --workdir, a new copy of
+    /// is used again if it is kept; otherwise the delivered files are copied into a new one. With --workdir, a new copy of
     /// the directory is taken.
     #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) earlier: Option<String>,
 
-    /// Go on in a new sandbox if the run's own is gone; its files are lost
+    /// Continue in a new sandbox if that of the run is gone; its files are lost
     #[arg(long, help_heading = "Resuming")]
     pub(crate) fresh_sandbox: bool,
 
@@ -346,13 +346,14 @@ pub(crate) struct WorkdirArgs {
     ///
     /// For the local backend with mount namespaces. What other programs load or execute, such as .git, .github and AGENTS.md,
     /// is read-only, and files that look like secrets are hidden. There is no diff to decide on, and limits of disk
-    /// space don't hold in the directory.
+    /// space don't apply in the directory.
     #[arg(long, requires = "workdir", conflicts_with_all = ["apply", "diff", "reject"])]
     pub(crate) in_place: bool,
 
     /// Apply the changes of --workdir without a question
     ///
-    /// Changes to files that programs may load or execute, such as .github and AGENTS.md, are still asked for, or left out.
+    /// You are still asked about files that programs may load or execute, such as .github and AGENTS.md; without a terminal,
+    /// they are left out.
     #[arg(long, conflicts_with = "reject")]
     pub(crate) apply: bool,
 
@@ -385,14 +386,14 @@ pub(crate) struct DisplayArgs {
 /// Run a Python program in a new sandbox, and exit with its code
 ///
 /// The program is checked first and its output is passed through. It has an empty working directory and no input, and
-/// uses the packages of the sandbox's Python, or those of --package. Without FILE, a terminal executes line by line,
-/// and variables stay.
+/// uses the packages of the sandbox's Python, or those of --package. Without FILE, at a terminal, lines are
+/// executed as they are entered, and variables are kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PythonArgs {
     /// The program; `-` reads it from standard input
     pub(crate) file: Option<PathBuf>,
 
-    /// Only check that it parses
+    /// Only check the syntax of the program
     #[arg(long)]
     pub(crate) check: bool,
 

@@ -86,7 +86,7 @@ pub(crate) fn split_inputs(inputs: &[PathBuf]) -> anyhow::Result<(Vec<PathBuf>, 
         match input.to_str().and_then(|text| text.strip_prefix(FILES)) {
             Some(id) => ids.push(id.parse().with_context(|| {
                 format!(
-                    "`{}` is no stored file: `cantle files ls` lists the ids",
+                    "`{}` is not a stored file: `cantle files ls` lists the ids",
                     input.display()
                 )
             })?),
@@ -284,7 +284,9 @@ mod tests {
         }
         let error = split_inputs(&["files:x".into()]).unwrap_err();
         assert!(
-            error.to_string().starts_with("`files:x` is no stored file"),
+            error
+                .to_string()
+                .starts_with("`files:x` is not a stored file"),
             "{error}"
         );
     }

@@ -41,7 +41,7 @@ pub(crate) struct FilesArgs {
 
     /// Catalogue of the store: a SQLite file, or a PostgreSQL address [default: in the store's directory]
     ///
-    /// An address contains a password, so it belongs in the variable.
+    /// An address with a password belongs in the variable, because other users can see command lines.
     #[arg(
         long,
         value_name = "CATALOGUE",
@@ -97,7 +97,7 @@ impl FilesArgs {
             "s3" => s3(place, credentials),
             "az" => azure(place, credentials),
             _ => bail!(
-                "`{address}` is no store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+                "`{address}` is not a store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
             ),
         }
     }

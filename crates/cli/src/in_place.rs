@@ -152,8 +152,8 @@ impl InPlace {
         };
         if inside.components().count() != 1 {
             bail!(
-                "{} is no place for results with --in-place, because commands could replace it: name an --output-dir \
-                 outside of {}, or one directly in it",
+                "{} can't hold results with --in-place, because commands could replace it: name an --output-dir \
+                 outside of {}, or an immediate subdirectory of it",
                 path.display(),
                 self.directory.display()
             );
@@ -172,7 +172,7 @@ impl InPlace {
     ) -> anyhow::Result<()> {
         if !matches!(backend, None | Some(BackendArg::Local)) {
             bail!(
-                "--in-place needs the local backend: commands of others see no files of this machine. Leave it out to work on a copy"
+                "--in-place needs the local backend: commands in other backends can't see files of this machine. Leave it out to work on a copy"
             );
         }
         let (Some(read), Some(written)) = (&mut policy.read_roots, &mut policy.write_roots) else {

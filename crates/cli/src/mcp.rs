@@ -145,7 +145,7 @@ impl ServerPackages {
             .next();
         let program = package.program.as_deref().or(name).unwrap_or_default();
         if program.contains('/') {
-            bail!("`{program}` is no name of a program");
+            bail!("`{program}` is not the name of a program");
         }
         let request = PackageRequest::new([specifier])
             .hosts(self.hosts.clone())

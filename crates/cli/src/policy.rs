@@ -59,7 +59,7 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         let backend = layers.merged().remove("backend");
         if backend.is_some_and(|backend| backend != "local") {
             bail!(
-                "--read is for the local backend: others see no files of this machine. Copy them with --input"
+                "--read is for the local backend: other backends can't see files of this machine. Copy them with --input"
             );
         }
         add_read_roots(&mut policy, &settings.read)?;

@@ -111,7 +111,7 @@ mod missing {
         ) -> anyhow::Result<Option<Self>> {
             if url.is_some() {
                 bail!(
-                    "this build of cantle has no OpenTelemetry; build it with `--features otel`, or take that of \
+                    "this build of cantle has no OpenTelemetry; build it with `--features otel`, or use the one of \
                      `cargo xtask dist`"
                 );
             }

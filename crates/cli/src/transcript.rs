@@ -59,7 +59,7 @@ impl Transcript {
             } => {
                 self.note(&format!("An attempt failed: {}", one_line(reason)));
                 if !discarded.is_empty() {
-                    self.note("Its text, which does not count:");
+                    self.note("Its text, which was discarded:");
                     self.block("", discarded);
                 }
             }

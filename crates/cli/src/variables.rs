@@ -13,9 +13,9 @@ use crate::trust::read_regular;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Sandbox")]
 pub(crate) struct VariableArgs {
-    /// Variable of commands; NAME alone has the value that it has here; can be repeated
+    /// Environment variable for commands; NAME alone passes on its value in this environment; can be repeated
     ///
-    /// Commands have no other variables of this machine. Values are not kept: a run that is resumed takes them from here again.
+    /// Commands inherit no other variables. Values are not kept: a resumed run takes them from the environment again.
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<Variable>,
 

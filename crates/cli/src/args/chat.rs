@@ -5,7 +5,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::RunArgs;
 
-/// Flags of `cantle run` that a conversation has not.
+/// Flags of `cantle run` that a conversation does not have.
 const WITHOUT: [&str; 8] = [
     "record",
     "replay",
@@ -32,11 +32,11 @@ impl Args for ChatArgs {
             .mut_arg("more", |more| more.index(2))
             .after_long_help(None::<&str>)
             .about(
-                "A conversation at the terminal: each message is a task that goes on from the one before",
+                "Hold a conversation at the terminal: each message is a task that continues it",
             )
             .long_about(
-                "A conversation at the terminal: each message is a task that goes on from the one before.\n\nTakes the \
-                 flags of `cantle run`. Ctrl-C cancels a message, and twice leaves. What you type while the model works \
+                "Hold a conversation at the terminal: each message is a task that continues it.\n\nTakes the \
+                 flags of `cantle run`. Ctrl-C cancels a message; pressed twice, it ends the conversation. What you type while the model works \
                  is sent with its next turn. `/help` lists the commands.",
             );
         for name in WITHOUT {

@@ -34,6 +34,7 @@ pub(crate) enum FilesCommand {
     },
     /// Store files, and print their ids
     Put {
+        /// Files to store
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },

@@ -16,16 +16,16 @@ Providers:
   anthropic     https://api.anthropic.com/v1   ANTHROPIC_API_KEY
   local         http://127.0.0.1:8080/v1       none
 
-CANTLE_API_KEY is a key for any address, and is preferred to the others. A provider's own variable is \
+CANTLE_API_KEY is a key for any address, and takes precedence over the others. A provider's own variable is \
 used only if the provider is named, or the base URL is its own. An address that only the cantle.toml of \
 the current directory names gets no key, unless it is on this machine.
 
 Settings:
-A flag is preferred to its variable, and that to cantle.toml in the current directory, and that to \
+A flag overrides its variable, which overrides cantle.toml in the current directory, which overrides \
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are SETTINGS; \
 an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \
-workspace does.
+workspace allows.
 
 Examples:
   export OPENAI_API_KEY=…

@@ -23,14 +23,15 @@ pub(crate) enum RunsCommand {
         /// Print a JSON object
         #[arg(long)]
         json: bool,
-        /// Print the run as it was displayed; with --verbose also messages to the model
+        /// Print the run as it was displayed
         #[arg(long, conflicts_with = "json")]
         log: bool,
+        /// Print messages to the model, too (with --log)
         #[arg(long, short, requires = "log", hide_short_help = true)]
         verbose: bool,
         /// Print the whole run: as Markdown, its events as JSON lines, a page for browsers, or for other programs
         ///
-        /// The values that keys and the run's variables have in the environment now are redacted.
+        /// The values that keys and the run's variables currently have in the environment are redacted.
         #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
         format: Option<TranscriptFormat>,
         /// Write the formatted run to a file, or store it: `files:`, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX
@@ -65,7 +66,7 @@ pub(crate) enum RunsCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Apply the changes of a run with --workdir to its directory, or complete that after an interruption
+    /// Apply the changes of a run with --workdir to its directory, or complete an interrupted apply
     Apply {
         /// Id of the run, a prefix of it, or `last`
         run: String,
@@ -90,16 +91,16 @@ pub(crate) struct RunFilter {
     #[arg(long, conflicts_with = "failed")]
     pub(crate) finished: bool,
 
-    /// Only runs that ended without finishing, or whose process ended
+    /// Only runs that ended without finishing, or whose process was killed
     #[arg(long)]
     pub(crate) failed: bool,
 
-    /// Only runs that nothing was done on for this time, such as 12h or 7d
+    /// Only runs without activity for this time, such as 12h or 7d
     #[arg(long, value_name = "TIME", value_parser = parse_age)]
     pub(crate) older_than: Option<Duration>,
 }
 
-/// The alternatives of `cantle runs apply` to applying.
+/// The actions of `cantle runs apply` other than applying the changes.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct ApplyArgs {
@@ -107,7 +108,7 @@ pub(crate) struct ApplyArgs {
     #[arg(long)]
     pub(crate) diff: bool,
 
-    /// Put the files back as they were before the run
+    /// Restore the files as they were before the run
     #[arg(long)]
     pub(crate) revert: bool,
 

@@ -71,8 +71,8 @@ pub(crate) struct ServeArgs {
     /// Maximum number of running sandboxes per key [default: all]
     ///
     /// With several keys, half of all sandboxes, connections and memory is divided into shares reserved for
-    /// each key, so that none can take the last places of the others. The other half is for whoever comes
-    /// first. A single key may use everything.
+    /// each key, so that none can take the last places of the others. The other half is first come, first
+    /// served. A single key may use everything.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
         help_heading = "Limits")]
     pub(crate) max_sandboxes_per_key: Option<u32>,

@@ -445,7 +445,7 @@ impl Chat {
             let _ = writeln!(text, "  {}", for_decision(rule));
         }
         if rules.may_ask() {
-            text.push_str("What you allowed with [a]lways ended with its message.\n");
+            text.push_str("Standing approvals ([a]lways) ended with their message.\n");
         }
         Ok(text)
     }

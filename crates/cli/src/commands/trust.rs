@@ -55,12 +55,14 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         return Err(anyhow!(message)).usage();
     }
     if let Some(problem) = project.files.problem() {
-        let message = format!("{problem}, so it can't be trusted; make it yours alone first");
+        let message = format!(
+            "{problem}, so it can't be trusted; make sure that only you own it and can write to it"
+        );
         return Err(anyhow!(message)).usage();
     }
     let mut text = format!("Trusted: {}\n\n", escaped(&directory));
     if !project.settings.is_empty() {
-        text.push_str("These settings count there:\n");
+        text.push_str("These settings take effect there:\n");
     }
     for (name, value) in &project.settings {
         let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
@@ -68,7 +70,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     for (name, settings) in &project.profiles {
         let _ = writeln!(
             text,
-            "These settings count there with --profile {}:",
+            "These settings take effect there with --profile {}:",
             for_decision(name)
         );
         for (name, value) in settings {
@@ -88,7 +90,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         let bytes = size(notes.len() as u64);
         let _ = writeln!(
             text,
-            "{} ({bytes}) joins the instructions there,",
+            "{} ({bytes}) is part of the instructions there,",
             agents_md::FILE_NAME
         );
     }
@@ -96,7 +98,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     for (name, digest) in project.files.digests() {
         let _ = writeln!(text, "  {}  sha256 {digest}", for_decision(name));
     }
-    text.push_str("\n`cantle trust --remove` takes it back.\n");
+    text.push_str("\n`cantle trust --remove` removes this trust.\n");
     record
         .set(directory, Some(project.files.digests().clone()))
         .internal()?;

@@ -116,7 +116,7 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
             .value_name("NAME")
             .env("CANTLE_PROFILE")
             .hide_env_values(true)
-            .help("Settings under [profile.NAME] of cantle.toml, preferred to those outside")
+            .help("Let the settings of [profile.NAME] in cantle.toml override the others")
             .help_heading("Settings");
         G::augment_args(command)
             .mut_args(|arg| arg.hide_env_values(true))

@@ -69,7 +69,7 @@ pub(crate) struct Settings {
 
     /// Require a call of the finish tool, even if the model only answers in text
     ///
-    /// Otherwise the run ends with its last answer if the model goes on in text after a reminder.
+    /// Otherwise the run ends with its last answer if the model still answers in text after a reminder.
     #[arg(long, env = "CANTLE_STRICT_FINISH", action = ArgAction::SetTrue,
         value_parser = FalseyValueParser::new(), help_heading = "Limits")]
     pub(crate) strict_finish: Option<bool>,
@@ -80,7 +80,7 @@ pub(crate) struct Settings {
     #[serde(with = "values::duration")]
     pub(crate) timeout: Option<Duration>,
 
-    /// Run the commands of one turn side by side instead of one after another
+    /// Run the commands of one turn in parallel instead of one after another
     #[arg(long, env = "CANTLE_PARALLEL_COMMANDS", action = ArgAction::SetTrue,
         value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
     pub(crate) parallel_commands: Option<bool>,
@@ -157,7 +157,7 @@ pub(crate) struct PackageSourceSettings {
     /// Host that packages may come from, besides the index and the hosts of its files; can be repeated
     ///
     /// A package that is named with a URL needs it. With `,private`, as in mirror.example.org,private, the addresses of
-    /// a host (also of the index) may be of a private network, though never of this machine.
+    /// a host (also of the index) may be in a private network, but never this machine's.
     #[arg(
         long,
         value_name = "HOST",
@@ -218,7 +218,7 @@ pub(crate) struct KeepSettings {
     #[arg(long, value_name = "N", env = "CANTLE_KEEP_DAYS")]
     pub(crate) keep_days: Option<u32>,
 
-    /// Size of all working directories of finished runs, such as 500M; the oldest are removed [default: 1G]
+    /// Maximum total size of working directories of finished runs, such as 500M; the oldest are removed [default: 1G]
     #[arg(long, value_name = "SIZE", env = "CANTLE_KEEP_SIZE")]
     pub(crate) keep_size: Option<Size>,
 }
@@ -377,7 +377,7 @@ pub(crate) struct PolicySettings {
 
     /// Host that commands may reach, such as api.example.com or '*.example.org'; can be repeated
     ///
-    /// With `,private`, as in mirror.example.org,private, its addresses may be of a private network, though never of this machine.
+    /// With `,private`, as in mirror.example.org,private, its addresses may be in a private network, but never this machine's.
     #[arg(
         long,
         value_name = "HOST",
@@ -388,7 +388,7 @@ pub(crate) struct PolicySettings {
 
     /// Host that neither commands nor web tools may reach, such as ads.example.org; can be repeated
     ///
-    /// It takes hosts away from those of --allow-host; without these, it is for the web tools alone.
+    /// It removes hosts from those of --allow-host; without --allow-host, it applies to the web tools only.
     #[arg(
         long,
         value_name = "HOST",
@@ -408,7 +408,7 @@ pub(crate) struct PolicySettings {
 
     /// Directory or file that commands may read, such as a toolchain or a virtual environment; can be repeated
     ///
-    /// It has the same path inside, and is read-only. For the local backend; others see none of this machine's files.
+    /// It has the same path in the sandbox, and is read-only there. Only the local backend supports it.
     #[arg(long, value_name = "PATH", env = "CANTLE_READ", value_delimiter = ':')]
     pub(crate) read: Vec<PathBuf>,
 

@@ -67,7 +67,7 @@ impl AllowedHost {
                 (Self::Private, Some(before)) => patterns.push(before.with_private_addresses()),
                 (Self::Private, None) => {
                     bail!(
-                        "`private` stands after the host that it is about, as in mirror.example.org,private"
+                        "`private` comes after the host that it applies to, as in mirror.example.org,private"
                     )
                 }
             }

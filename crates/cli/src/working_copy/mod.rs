@@ -131,7 +131,7 @@ impl WorkingCopy {
                 count => format!(" and {} more", count - 1),
             };
             warnings.push(format!(
-                "{}{more} left out, for looking like secrets (--include-secrets)",
+                "files that look like secrets are left out (--include-secrets): {}{more}",
                 first.display()
             ));
         }

@@ -152,7 +152,7 @@ async fn mistakes_are_named_and_change_nothing() {
         (
             vec!["ls", "--store", "gs://b", "--catalogue", "c"],
             2,
-            "`gs://b` is no store",
+            "`gs://b` is not a store",
         ),
         (
             vec!["ls", "--store", "s3://b"],

@@ -510,7 +510,7 @@ async fn bad_calls_of_a_client_are_errors() {
             "`../../etc/passwd`",
         ),
         ("read_file", json!({"path": "none"}), "No such file"),
-        ("read_file", json!({"path": "b"}), "no UTF-8 text"),
+        ("read_file", json!({"path": "b"}), "not UTF-8 text"),
         ("read_file", json!({"path": "b", "start": -1}), "`start`"),
         ("write_file", json!({"path": "x"}), "`content`"),
         ("list_files", json!({"path": "b"}), "`b`"),

@@ -314,14 +314,14 @@ async fn a_store_that_can_not_be_used_is_reported_before_the_run() {
     let server = server().await;
     let env = env(&server);
     let mut cases = vec![
-        (vec!["--input", "files:x"], "is no stored file"),
+        (vec!["--input", "files:x"], "is not a stored file"),
         (
             vec!["--input", "files:00000000-0000-0000-0000-000000000000"],
             "File not found",
         ),
         (
             vec!["--output-dir", "gs://bucket"],
-            "`gs://bucket` is no store",
+            "`gs://bucket` is not a store",
         ),
     ];
     if cfg!(not(feature = "s3")) {

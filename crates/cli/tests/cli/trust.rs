@@ -319,13 +319,13 @@ async fn notes_of_a_project_are_instructions_only_where_they_are_trusted() {
 
     let trusted = trust(&env).await.stdout;
     assert!(
-        trusted.contains("AGENTS.md (45 B) joins the instructions there,\n"),
+        trusted.contains("AGENTS.md (45 B) is part of the instructions there,\n"),
         "{trusted}"
     );
     let exited = env.run(RUN).await;
     assert!(system_prompt(&server).contains("Notes of the project (AGENTS.md):\\nRun make check."));
     assert!(
-        exited.stderr.contains("joins the instructions"),
+        exited.stderr.contains("is part of the instructions"),
         "{exited:?}"
     );
     assert_eq!(messages().as_array().unwrap().len(), 2);
@@ -437,7 +437,7 @@ async fn profiles_of_a_directory_count_only_where_it_is_trusted() {
         "in this directory: rpm, profile.deep, profile.own, because this directory is not trusted";
     assert!(refused.stderr.contains(ignored), "{refused:?}");
     let shown = trust(&env).await.stdout;
-    let settings = "These settings count there with --profile deep:\n  rpm = 7\n  system_prompt = \"Think.\"\n";
+    let settings = "These settings take effect there with --profile deep:\n  rpm = 7\n  system_prompt = \"Think.\"\n";
     assert!(shown.contains(settings), "{shown}");
     assert_eq!(config("deep").await, [json!(9), json!(7), json!("Think.")]);
     assert_eq!(config("own").await, [json!(8), json!(5), Value::Null]);

@@ -275,7 +275,9 @@ async fn a_link_to_a_secret_is_one() {
     let exited = work(&env, &[]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
     assert!(
-        exited.stderr.contains(".env and 4 more left out"),
+        exited
+            .stderr
+            .contains("are left out (--include-secrets): .env and 4 more"),
         "{exited:?}"
     );
     let second = server.requests()[1].body().to_string();

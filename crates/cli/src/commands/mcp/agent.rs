@@ -49,7 +49,7 @@ pub(super) fn run_agent(flags: &Layer, arguments: &[String]) -> anyhow::Result<D
     let RunLine { run } = parsed.context("the arguments after `--` are for `cantle run`")?;
     RunConfig::resolve(&run.settings, run.replay.as_deref())
         .map_err(|failure| failure.error)
-        .context("--allow-agent needs what `cantle run` needs")?;
+        .context("--allow-agent needs the settings that `cantle run` needs")?;
     let program = std::env::current_exe().context("failed to find this program")?;
     let description = "Starts an agent that works on the task in a sandbox of its own with a model, and returns its answer and \
                        the files it delivered. It may take minutes and cost money.";

@@ -357,7 +357,7 @@ async fn read_file(
         // The range may end within a character.
         if !has_more || error.error_len().is_some() || error.valid_up_to() == 0 {
             return Err(ToolError::failed(format!(
-                "`{path}` is no UTF-8 text in this range. Use run_command for other files."
+                "`{path}` is not UTF-8 text in this range. Use run_command for other files."
             )));
         }
         bytes.truncate(error.valid_up_to());
