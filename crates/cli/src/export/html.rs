@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::markup::escaped;
 use super::{FilePatch, RunRecord, chart, page_data};
-use crate::display::{isolation, status_text};
+use crate::display::{CommandResult, isolation, status_text};
 use crate::text::{count, dollars, duration, one_line, plural, size};
 use crate::transcript::final_answer;
 use crate::web;
@@ -153,7 +153,8 @@ impl Summary<'_> {
             } = &event.kind
             {
                 calls += 1;
-                failures += u64::from(!success || has_exit_code(result));
+                let code = CommandResult::parse(result).and_then(|command| command.exit_code);
+                failures += u64::from(!success || code.is_some_and(|code| code != "0"));
             }
         }
         let (_, status) = status(run.status);
@@ -294,12 +295,6 @@ impl Summary<'_> {
             );
         }
     }
-}
-
-/// Whether a result is that of a command with another exit code than 0.
-fn has_exit_code(result: &str) -> bool {
-    let code = result.strip_prefix("<shell_results>\n<exit_code>");
-    code.is_some_and(|code| !code.starts_with("0<"))
 }
 
 fn text(html: &mut String, name: &str, id: &str, text: &str) {

@@ -19,10 +19,9 @@ use rustix::fs::{
     statat, unlinkat,
 };
 use rustix::io::Errno;
-use sha2::{Digest as _, Sha256};
 
 use super::WorkingCopy;
-use super::changes::{Changes, Status, Tree, Version};
+use super::changes::{Change, Changes, Status, Tree, Version};
 
 /// Start of the temporary names.
 const PREFIX: &str = ".cantle-apply";
@@ -106,17 +105,12 @@ impl WorkingCopy {
         let files = changes.files.clone();
         let steps = files.iter().enumerate();
         let steps = steps.filter(|(_, change)| !left_out.contains(&change.path));
-        let steps = steps.map(|(number, change)| Step {
-            number,
-            path: &change.path,
-            before: change.old.as_ref(),
-            after: change.new.as_ref(),
-            tree: Tree::New,
-        });
-        let count = self.perform(changes, steps.collect(), Status::Applying)?;
-        changes.status = Status::Applied;
-        self.write(changes)?;
-        Ok(count)
+        let steps = steps.map(|(number, change)| Step::to(Tree::New, number, change));
+        self.perform(
+            changes,
+            steps.collect(),
+            (Status::Applying, Status::Applied),
+        )
     }
 
     /// Puts the files back as they were copied, except those that were left out and are not as the run left them. Blocks.
@@ -126,17 +120,12 @@ impl WorkingCopy {
     pub(crate) fn revert(&self, changes: &mut Changes) -> anyhow::Result<usize> {
         let files = changes.files.clone();
         let steps = files.iter().enumerate();
-        let steps = steps.map(|(number, change)| Step {
-            number,
-            path: &change.path,
-            before: change.new.as_ref(),
-            after: change.old.as_ref(),
-            tree: Tree::Old,
-        });
-        let count = self.perform(changes, steps.collect(), Status::Reverting)?;
-        changes.status = Status::Reverted;
-        self.write(changes)?;
-        Ok(count)
+        let steps = steps.map(|(number, change)| Step::to(Tree::Old, number, change));
+        self.perform(
+            changes,
+            steps.collect(),
+            (Status::Reverting, Status::Reverted),
+        )
     }
 
     /// Drops the changes; their files are kept until the run is removed. Blocks.
@@ -166,11 +155,12 @@ impl WorkingCopy {
         format!("{PREFIX}-{}-{number}", copy.display())
     }
 
+    /// Performs the steps, and sets the status while their files are put in place, and after.
     fn perform(
         &self,
         changes: &mut Changes,
         steps: Vec<Step<'_>>,
-        status: Status,
+        (during, after): (Status, Status),
     ) -> anyhow::Result<usize> {
         let root = open(&self.origin, DIRECTORY, Mode::empty())
             .with_context(|| format!("failed to open {}", self.origin.display()))?;
@@ -217,18 +207,35 @@ impl WorkingCopy {
             staging.undo();
             return Err(error).context("nothing was written: failed to write to the disk");
         }
-        changes.status = status;
+        changes.status = during;
         self.write(changes)?;
         staging.put_in_place()?;
         // A process that was killed may have removed only the files.
         for path in removed {
             remove_empty_directories(&root, path);
         }
+        changes.status = after;
+        self.write(changes)?;
         Ok(count)
     }
 }
 
 impl<'c> Step<'c> {
+    /// Returns the step from one version of a changed file to the other.
+    fn to(tree: Tree, number: usize, change: &'c Change) -> Self {
+        let (before, after) = match tree {
+            Tree::New => (&change.old, &change.new),
+            Tree::Old => (&change.new, &change.old),
+        };
+        Self {
+            number,
+            path: &change.path,
+            before: before.as_ref(),
+            after: after.as_ref(),
+            tree,
+        }
+    }
+
     /// Returns what is to be done, unless it is done already.
     fn check(&self, root: &OwnedFd) -> anyhow::Result<Option<Checked<'c>>> {
         let step = || Step { ..*self };
@@ -245,7 +252,7 @@ impl<'c> Step<'c> {
             Err(error) => return Err(error.into()),
         };
         let found = Some(fstat(&current)?);
-        let version = version(File::from(current))?;
+        let version = Version::of(File::from(current))?;
         if self.after == Some(&version) {
             return Ok(None);
         }
@@ -279,16 +286,6 @@ fn find(root: &OwnedFd, path: &str) -> io::Result<Option<OwnedFd>> {
 
 fn is_regular(stat: &Stat) -> bool {
     rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
-}
-
-fn version(mut file: File) -> io::Result<Version> {
-    let executable = fstat(&file)?.st_mode & 0o100 != 0;
-    let mut digest = Sha256::new();
-    io::copy(&mut file, &mut digest)?;
-    Ok(Version {
-        sha256: format!("{:x}", digest.finalize()),
-        executable,
-    })
 }
 
 /// Opens the directory of a path below `root`, without following links, and returns the file's name.

@@ -1,7 +1,7 @@
 //! The changes that a run made in its copy of a directory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -78,13 +78,14 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// Describes a file of a copy. Blocks.
-    fn of(file: &Path) -> io::Result<Self> {
+    /// Describes a file. Blocks.
+    pub(super) fn of(mut file: File) -> io::Result<Self> {
+        let executable = file.metadata()?.permissions().mode() & 0o100 != 0;
         let mut digest = Sha256::new();
-        io::copy(&mut fs::File::open(file)?, &mut digest)?;
+        io::copy(&mut file, &mut digest)?;
         Ok(Self {
             sha256: format!("{:x}", digest.finalize()),
-            executable: fs::metadata(file)?.permissions().mode() & 0o100 != 0,
+            executable,
         })
     }
 }
@@ -324,12 +325,13 @@ impl Collection<'_> {
                 return Ok(());
             }
         }
+        let old = old.map(File::open).transpose()?;
         let old = old.map(Version::of).transpose()?;
         let was_executable = old.as_ref().is_some_and(|old| old.executable);
         let executable = mode.map_or(was_executable, |mode| mode & 0o100 != 0);
         let permissions = if executable { 0o700 } else { 0o600 };
         fs::set_permissions(&to, fs::Permissions::from_mode(permissions))?;
-        let new = Some(Version::of(&to)?);
+        let new = Some(Version::of(File::open(&to)?)?);
         if old == new {
             fs::remove_file(&to)?;
         } else {
@@ -361,7 +363,8 @@ impl Collection<'_> {
                 continue;
             }
             // Other files of the sandbox are no concern of the user's directory.
-            if let Ok(old) = Version::of(&self.copy.base().join(&name)) {
+            let old = File::open(self.copy.base().join(&name));
+            if let Ok(old) = old.and_then(Version::of) {
                 self.changes.files.push(Change {
                     path: name,
                     old: Some(old),
