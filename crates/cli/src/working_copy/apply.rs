@@ -479,15 +479,31 @@ fn write(
     Ok(())
 }
 
-/// Removes the directories of a path that are empty.
+/// Removes the directories of a path that are empty. A process that was killed may not have created all of them.
 fn remove_empty_directories(root: &OwnedFd, path: &str) {
     let mut path = path;
     while let Some((directory, _)) = path.rsplit_once('/') {
         let removed = parent_of(root, directory, false)
             .and_then(|(parent, name)| unlinkat(parent, name, AtFlags::REMOVEDIR));
-        if removed.is_err() {
+        if !matches!(removed, Ok(()) | Err(Errno::NOENT)) {
             return;
         }
         path = directory;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_above_missing_ones_are_removed_if_they_are_empty() {
+        let origin = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(origin.path().join("kept/new/directory")).unwrap();
+        std::fs::write(origin.path().join("kept/file"), "").unwrap();
+        let root = open(origin.path(), DIRECTORY, Mode::empty()).unwrap();
+        remove_empty_directories(&root, "kept/new/directory/missing/file");
+        assert!(origin.path().join("kept/file").exists());
+        assert!(!origin.path().join("kept/new").exists());
     }
 }
