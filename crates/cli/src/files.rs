@@ -6,8 +6,6 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use cantle::core::secret::SecretText;
-#[cfg(any(feature = "azure", feature = "s3"))]
-use cantle_files::BucketOptions;
 use cantle_files::{FileStore, Files, FilesError, SqliteRecords, Urls};
 use futures_util::{Stream, TryStreamExt as _};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
@@ -92,14 +90,16 @@ impl FilesArgs {
     /// Opens a bucket; connects to nothing yet.
     pub(crate) fn open_bucket(&self, address: &str) -> anyhow::Result<FileStore> {
         let (scheme, place) = address.split_once("://").unwrap_or_default();
+        let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
         let credentials = self.store_credentials.as_deref();
-        match scheme {
-            "s3" => s3(place, credentials),
-            "az" => azure(place, credentials),
+        let store = match scheme {
+            "s3" => s3(name, credentials)?,
+            "az" => azure(name, credentials)?,
             _ => bail!(
                 "`{address}` is not a store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
             ),
-        }
+        };
+        Ok(store.with_prefix(prefix)?)
     }
 
     async fn open_with(
@@ -163,8 +163,8 @@ async fn postgres(_: FileStore, _: &str) -> anyhow::Result<Files> {
 }
 
 #[cfg(feature = "s3")]
-fn s3(place: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
-    bucket(BucketOptions::s3, place, credentials)
+fn s3(name: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
+    Ok(FileStore::s3(name, credentials)?)
 }
 
 #[cfg(not(feature = "s3"))]
@@ -173,28 +173,13 @@ fn s3(_: &str, _: Option<&Path>) -> anyhow::Result<FileStore> {
 }
 
 #[cfg(feature = "azure")]
-fn azure(place: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
-    bucket(BucketOptions::azure, place, credentials)
+fn azure(name: &str, credentials: Option<&Path>) -> anyhow::Result<FileStore> {
+    Ok(FileStore::azure(name, credentials)?)
 }
 
 #[cfg(not(feature = "azure"))]
 fn azure(_: &str, _: Option<&Path>) -> anyhow::Result<FileStore> {
     bail!("this build has no Azure: build it with `--features azure`, or use a directory")
-}
-
-/// Returns the store of `NAME/PREFIX`.
-#[cfg(any(feature = "azure", feature = "s3"))]
-fn bucket(
-    options: fn(String) -> BucketOptions,
-    place: &str,
-    credentials: Option<&Path>,
-) -> anyhow::Result<FileStore> {
-    let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
-    let mut options = options(name.to_owned());
-    if let Some(file) = credentials {
-        options = options.with_credentials_file(file);
-    }
-    Ok(options.open()?.with_prefix(prefix)?)
 }
 
 /// Returns the key of file addresses, and creates it in a directory that has none.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use object_store::aws::AmazonS3Builder;
 #[cfg(feature = "azure")]
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::signer::Signer;
-use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use object_store::{ObjectStore, RetryConfig};
 
 use crate::connector::Connector;
 use crate::error::FilesError;
@@ -23,29 +23,10 @@ const RETRIES: Duration = Duration::from_secs(60);
 /// Size of a file with credentials.
 const MAX_CREDENTIALS_BYTES: u64 = 64 << 10;
 
-/// The service that has a bucket.
-#[derive(Clone, Copy, Debug)]
-enum Service {
-    #[cfg(feature = "s3")]
-    S3,
-    #[cfg(feature = "azure")]
-    Azure,
-}
-
-/// Options of a store in a bucket. Everything but its name comes from the environment, or from a file with lines
-/// `NAME=VALUE` of the same names.
-#[must_use]
-#[derive(Clone, Debug)]
-pub struct BucketOptions {
-    service: Service,
-    name: String,
-    credentials: Option<PathBuf>,
-}
-
-/// Opens the store of one service.
+/// Opens the bucket of one service.
 macro_rules! open {
-    ($builder:ident, $prefix:literal, $with_name:ident, $options:expr) => {{
-        let builder = match &$options.credentials {
+    ($builder:ident, $prefix:literal, $with_name:ident($name:ident), $credentials:ident) => {{
+        let builder = match $credentials {
             Some(file) => settings(file, $prefix)?
                 .into_iter()
                 .fold($builder::new(), |builder, (key, value)| {
@@ -53,53 +34,42 @@ macro_rules! open {
                 }),
             None => $builder::from_env(),
         };
-        let store = builder.$with_name(&$options.name);
-        let store = store.with_retry(retries()).with_http_connector(Connector);
-        joined(store.build(), &$options.name)
+        let store = builder.$with_name($name).with_http_connector(Connector);
+        joined(store.with_retry(retries()).build(), $name)
     }};
 }
 
-impl BucketOptions {
-    /// Options of a bucket in S3 or a compatible server, with the variables `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL` and `AWS_ALLOW_HTTP`.
-    #[cfg(feature = "s3")]
-    pub fn s3(bucket: impl Into<String>) -> Self {
-        Self::new(Service::S3, bucket.into())
-    }
-
-    /// Options of a container in Azure Blob Storage, with the variables `AZURE_STORAGE_ACCOUNT_NAME`,
-    /// `AZURE_STORAGE_ACCOUNT_KEY` and `AZURE_STORAGE_ENDPOINT`.
-    #[cfg(feature = "azure")]
-    pub fn azure(container: impl Into<String>) -> Self {
-        Self::new(Service::Azure, container.into())
-    }
-
-    fn new(service: Service, name: String) -> Self {
-        Self {
-            service,
-            name,
-            credentials: None,
-        }
-    }
-
-    /// Reads a file in place of the environment. On Unix, a file that every user of the machine can read or change is
-    /// refused.
-    pub fn with_credentials_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.credentials = Some(file.into());
-        self
-    }
-
-    /// Opens the store; connects to nothing yet.
+/// Buckets. Everything but their names comes from the environment, or from a file with lines `NAME=VALUE` of the same
+/// names. On Unix, a file that every user of the machine can read or change is refused.
+impl FileStore {
+    /// Opens a bucket in S3 or a compatible server, with the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    /// `AWS_REGION`, `AWS_ENDPOINT_URL` and `AWS_ALLOW_HTTP`, or a file in their place; connects to nothing yet.
     ///
     /// # Errors
     /// The file of credentials can't be read, or a setting is invalid.
-    pub fn open(&self) -> Result<FileStore, FilesError> {
-        match self.service {
-            #[cfg(feature = "s3")]
-            Service::S3 => open!(AmazonS3Builder, "AWS", with_bucket_name, self),
-            #[cfg(feature = "azure")]
-            Service::Azure => open!(MicrosoftAzureBuilder, "AZURE", with_container_name, self),
-        }
+    #[cfg(feature = "s3")]
+    pub fn s3(bucket: &str, credentials: Option<&Path>) -> Result<Self, FilesError> {
+        open!(
+            AmazonS3Builder,
+            "AWS",
+            with_bucket_name(bucket),
+            credentials
+        )
+    }
+
+    /// Opens a container in Azure Blob Storage, with the variables `AZURE_STORAGE_ACCOUNT_NAME`,
+    /// `AZURE_STORAGE_ACCOUNT_KEY` and `AZURE_STORAGE_ENDPOINT`, or a file in their place; connects to nothing yet.
+    ///
+    /// # Errors
+    /// The file of credentials can't be read, or a setting is invalid.
+    #[cfg(feature = "azure")]
+    pub fn azure(container: &str, credentials: Option<&Path>) -> Result<Self, FilesError> {
+        open!(
+            MicrosoftAzureBuilder,
+            "AZURE",
+            with_container_name(container),
+            credentials
+        )
     }
 }
 
@@ -116,9 +86,9 @@ fn joined<S: ObjectStore + Signer>(
 
 fn retries() -> RetryConfig {
     RetryConfig {
-        backoff: BackoffConfig::default(),
         max_retries: 5,
         retry_timeout: RETRIES,
+        ..RetryConfig::default()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::tool::ToolError;
 use object_store::Error as ObjectError;
 
 /// An error of a store or a catalogue. [`Display`](std::fmt::Display) says what to do where something can
@@ -68,6 +70,10 @@ impl FilesError {
         Self::new(FilesErrorKind::Configuration, message)
     }
 
+    pub(crate) fn store(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::new(FilesErrorKind::Store, "the file store failed").with_source(source)
+    }
+
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn catalogue(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(FilesErrorKind::Catalogue, "the file catalogue failed").with_source(source)
@@ -76,6 +82,19 @@ impl FilesError {
 
 impl From<ObjectError> for FilesError {
     fn from(error: ObjectError) -> Self {
-        Self::new(FilesErrorKind::Store, "the file store failed").with_source(error)
+        Self::store(error)
+    }
+}
+
+/// The message without its cause, which may name the store's addresses.
+impl From<FilesError> for ToolError {
+    fn from(error: FilesError) -> Self {
+        Self::failed(error.to_string()).with_source(error)
+    }
+}
+
+impl From<FilesError> for SandboxError {
+    fn from(error: FilesError) -> Self {
+        Self::new(SandboxErrorKind::Io, error.to_string()).with_source(error)
     }
 }

@@ -20,7 +20,7 @@ use crate::name::{media_type, safe_name};
 use crate::record::{FileId, FileRecord, Quota, Usage};
 use crate::records::Records;
 use crate::store::FileStore;
-use crate::upload::hex;
+use crate::upload::upload;
 
 /// Bytes of an owner's id.
 const MAX_OWNER_BYTES: usize = 255;
@@ -176,9 +176,8 @@ impl Files {
         // `object_store` signs encoded keys for Azure, which verifies them decoded.
         let name = new.name.replace(|it: char| !it.is_ascii(), "_");
         let key = format!("{}/{}_{name}", new.group, Uuid::new_v4().simple());
-        let mut upload = self.store.upload(&key)?;
         let file_bytes = self.limits.file_bytes;
-        let check = |size| {
+        let check_size = |size| {
             if size > file_bytes {
                 let message = format!("the file is larger than the limit of {file_bytes} bytes");
                 return Err(FilesError::new(FilesErrorKind::TooLarge, message));
@@ -188,9 +187,8 @@ impl Files {
                 false => Err(quota.exceeded()),
             }
         };
-        upload.write_all(content, check).await?;
-        let size_bytes = upload.size_bytes();
-        let sha256 = upload.finish().await?;
+        let path = self.store.path(&key)?;
+        let object = upload(self.store.objects(), &path, content, check_size).await?;
         let now = Timestamp::now();
         let record = FileRecord {
             id,
@@ -199,8 +197,8 @@ impl Files {
             filename: new.name,
             public_url: self.store.public_url(&key),
             key,
-            size_bytes,
-            sha256,
+            size_bytes: object.size_bytes,
+            sha256: object.sha256,
             created_at: now.round(Unit::Microsecond).unwrap_or(now),
             run: new.run,
             metadata: new.metadata,
@@ -345,6 +343,17 @@ impl Files {
         self.records.list(owner, after, limit.min(MAX_PAGE)).await
     }
 
+    /// Returns all files of an owner, newest first.
+    pub fn all(&self, owner: &str) -> impl Stream<Item = Result<FileRecord, FilesError>> + Send {
+        let pages = stream::try_unfold(None, move |after| async move {
+            let page = self.list(owner, after, MAX_PAGE).await?;
+            let last = page.last().map(|record| record.id);
+            let page = stream::iter(page).map(Ok);
+            Ok::<_, FilesError>(last.map(|last| (page, Some(last))))
+        });
+        pages.try_flatten()
+    }
+
     /// Returns what an owner has stored.
     ///
     /// # Errors
@@ -417,6 +426,7 @@ impl Files {
 }
 
 fn check_owner(owner: &str) -> Result<(), FilesError> {
+    // PostgreSQL has no text with NUL.
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) && !owner.contains('\0') {
         return Ok(());
     }
@@ -426,7 +436,6 @@ fn check_owner(owner: &str) -> Result<(), FilesError> {
 
 fn check_metadata(metadata: &Map<String, Value>) -> Result<(), FilesError> {
     let text = serde_json::to_string(metadata).unwrap_or_default();
-    // PostgreSQL has no text with NUL.
     if text.len() <= MAX_METADATA_BYTES {
         return Ok(());
     }
@@ -457,7 +466,7 @@ fn verified(
                 digest.update(&chunk);
                 Ok(Some((chunk, Some((content, digest, record)))))
             }
-            None if hex(&digest.finalize()) == record.sha256 => Ok(None),
+            None if format!("{:x}", digest.finalize()) == record.sha256 => Ok(None),
             None => Err(damaged(&record)),
         }
     })

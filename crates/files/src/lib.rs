@@ -35,8 +35,6 @@ mod upload;
 
 pub use object_store;
 
-#[cfg(any(feature = "azure", feature = "s3"))]
-pub use self::bucket::BucketOptions;
 pub use self::error::{FilesError, FilesErrorKind};
 pub use self::files::{FileStream, Files, Limits, NewFile, Swept};
 pub use self::name::{media_type, safe_name};

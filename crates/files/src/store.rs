@@ -15,16 +15,16 @@ use jiff::Timestamp;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::{Path, PathPart};
-#[cfg(any(feature = "azure", feature = "s3"))]
-use object_store::signer::Signer;
+use object_store::signer::{Method, Signer};
 use object_store::{
     Error as ObjectError, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
 };
 use sha2::Sha256;
+use subtle::ConstantTimeEq as _;
 use url::Url;
 
 use crate::error::{FilesError, FilesErrorKind};
-use crate::upload::{StoredObject, Upload, hex};
+use crate::upload::{StoredObject, upload};
 
 /// Digits that make the key of a file unique.
 const RANDOM_DIGITS: usize = 32;
@@ -58,7 +58,6 @@ pub enum Urls {
 #[derive(Clone)]
 pub struct FileStore {
     objects: Arc<dyn ObjectStore>,
-    #[cfg(any(feature = "azure", feature = "s3"))]
     signer: Option<Arc<dyn Signer>>,
     prefix: Path,
     urls: Urls,
@@ -77,7 +76,6 @@ impl FileStore {
     pub fn new(objects: Arc<dyn ObjectStore>) -> Self {
         Self {
             objects,
-            #[cfg(any(feature = "azure", feature = "s3"))]
             signer: None,
             prefix: Path::default(),
             urls: Urls::None,
@@ -114,7 +112,6 @@ impl FileStore {
     }
 
     /// Sets the signer of presigned addresses.
-    #[cfg(any(feature = "azure", feature = "s3"))]
     pub fn with_signer(mut self, signer: Arc<dyn Signer>) -> Self {
         self.signer = Some(signer);
         self
@@ -138,7 +135,7 @@ impl FileStore {
     /// The store can't sign and presigned addresses are wanted, or the base is no `http` address.
     pub fn with_urls(mut self, urls: Urls) -> Result<Self, FilesError> {
         let problem = match &urls {
-            Urls::Presigned(_) if !self.can_sign() => {
+            Urls::Presigned(_) if self.signer.is_none() => {
                 "this file store can't sign addresses: use public addresses or those of a server"
             }
             Urls::Public(base) | Urls::Signed { base, .. } if !base.has_host() => {
@@ -152,28 +149,16 @@ impl FileStore {
         Err(FilesError::configuration(problem))
     }
 
-    fn can_sign(&self) -> bool {
-        #[cfg(any(feature = "azure", feature = "s3"))]
-        return self.signer.is_some();
-        #[cfg(not(any(feature = "azure", feature = "s3")))]
-        return false;
-    }
-
     /// Returns whether a signature of [`Urls::Signed`] is valid for a key until a time in seconds since 1970,
     /// and that time has not passed.
     pub fn is_signed(&self, key: &str, expires: i64, signature: &str) -> bool {
         let Urls::Signed { key: secret, .. } = &self.urls else {
             return false;
         };
-        let given: Option<Vec<u8>> = (0..signature.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(signature.get(at..at + 2)?, 16).ok())
-            .collect();
-        let (Some(given), Some(mac)) = (given, mac(secret, key, expires)) else {
-            return false;
-        };
         // Compared in constant time.
-        mac.verify_slice(&given).is_ok() && Timestamp::now().as_second() <= expires
+        sign(secret, key, expires)
+            .is_some_and(|it| it.as_bytes().ct_eq(signature.as_bytes()).into())
+            && Timestamp::now().as_second() <= expires
     }
 
     /// Returns the permanent address of an object, if the store has those.
@@ -186,32 +171,31 @@ impl FileStore {
 
     /// Returns the present address of an object.
     pub(crate) async fn url(&self, key: &str) -> Result<Option<String>, FilesError> {
-        match &self.urls {
-            Urls::Signed {
-                base,
-                key: secret,
-                valid,
-            } => {
+        match (&self.urls, &self.signer) {
+            (
+                Urls::Signed {
+                    base,
+                    key: secret,
+                    valid,
+                },
+                _,
+            ) => {
                 let valid = i64::try_from(valid.as_secs()).unwrap_or(i64::MAX);
                 let expires = Timestamp::now().as_second().saturating_add(valid);
                 let mut url = below(base, std::iter::once("files").chain(key.split('/')));
-                let Some(mac) = mac(secret, key, expires) else {
+                let Some(signature) = sign(secret, key, expires) else {
                     return Err(FilesError::configuration(
                         "the key of file addresses is invalid",
                     ));
                 };
                 url.query_pairs_mut()
                     .append_pair("expires", &expires.to_string())
-                    .append_pair("signature", &hex(&mac.finalize().into_bytes()));
+                    .append_pair("signature", &signature);
                 Ok(Some(url.into()))
             }
-            #[cfg(any(feature = "azure", feature = "s3"))]
-            Urls::Presigned(valid) => {
-                let Some(signer) = &self.signer else {
-                    return Ok(None);
-                };
-                let method = http::Method::GET;
-                let url = signer.signed_url(method, &self.path(key)?, *valid).await?;
+            (Urls::Presigned(valid), Some(signer)) => {
+                let path = self.path(key)?;
+                let url = signer.signed_url(Method::GET, &path, *valid).await?;
                 Ok(Some(url.into()))
             }
             _ => Ok(self.public_url(key)),
@@ -263,24 +247,11 @@ impl FileStore {
             let key = format!("{group}/{}", name.replacen('_', "%5F", 1));
             path = Path::parse(key).map_err(ObjectError::from)?;
         }
-        let key = path.as_ref().to_owned();
-        let mut upload = Upload::new(Arc::clone(&self.objects), path);
-        upload.write_all(content, |_| Ok(())).await?;
-        let size_bytes = upload.size_bytes();
-        let sha256 = upload.finish().await?;
-        Ok(StoredObject {
-            key,
-            size_bytes,
-            sha256,
-        })
+        upload(&self.objects, &path, content, |_| Ok(())).await
     }
 
     pub(crate) fn prefix(&self) -> &Path {
         &self.prefix
-    }
-
-    pub(crate) fn upload(&self, key: &str) -> Result<Upload, FilesError> {
-        Ok(Upload::new(Arc::clone(&self.objects), self.path(key)?))
     }
 
     /// Checks that the store can be reached and accepts the credentials, which may allow no more than writing.
@@ -358,8 +329,9 @@ fn below<'a>(base: &Url, parts: impl Iterator<Item = &'a str>) -> Url {
     url
 }
 
-fn mac(secret: &SecretText, key: &str, expires: i64) -> Option<Hmac<Sha256>> {
+/// Returns the signature of a key until a time.
+fn sign(secret: &SecretText, key: &str, expires: i64) -> Option<String> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes()).ok()?;
     mac.update(format!("GET {key} {expires}").as_bytes());
-    Some(mac)
+    Some(format!("{:x}", mac.finalize().into_bytes()))
 }

@@ -1,4 +1,4 @@
-//! One object that is being written.
+//! Writing of objects.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -33,85 +33,54 @@ pub struct StoredObject {
     pub sha256: String,
 }
 
-/// An object that exists once [`finish`](Self::finish) succeeds, and never in part. Dropped before, it removes
-/// what it has written.
-pub(crate) struct Upload {
-    objects: Arc<dyn ObjectStore>,
-    path: Path,
-    writer: Option<BufWriter>,
-    digest: Sha256,
-    size_bytes: u64,
+/// Writes an object, which exists once this succeeds, and never in part. Each size that it would have is checked
+/// first.
+pub(crate) async fn upload<S, E>(
+    objects: &Arc<dyn ObjectStore>,
+    path: &Path,
+    content: S,
+    check_size: impl Fn(u64) -> Result<(), FilesError>,
+) -> Result<StoredObject, FilesError>
+where
+    S: Stream<Item = Result<Bytes, E>> + Send,
+    E: Into<Box<dyn StdError + Send + Sync>>,
+{
+    let writer = BufWriter::with_capacity(Arc::clone(objects), path.clone(), PART_BYTES);
+    let mut incomplete = Incomplete(Some(writer.with_max_concurrency(PARTS)));
+    let (mut digest, mut size_bytes) = (Sha256::new(), 0);
+    let mut content = std::pin::pin!(content);
+    while let Some(chunk) = content.next().await {
+        let chunk = chunk.map_err(|error| {
+            FilesError::new(FilesErrorKind::Source, "the content could not be read")
+                .with_source(error)
+        })?;
+        size_bytes += chunk.len() as u64;
+        check_size(size_bytes)?;
+        digest.update(&chunk);
+        if let Some(writer) = &mut incomplete.0 {
+            writer.put(chunk).await?;
+        }
+    }
+    if let Some(mut writer) = incomplete.0.take() {
+        writer.shutdown().await.map_err(FilesError::store)?;
+    }
+    check_written(&**objects, path, size_bytes).await?;
+    Ok(StoredObject {
+        key: path.to_string(),
+        size_bytes,
+        sha256: format!("{:x}", digest.finalize()),
+    })
 }
 
-impl Upload {
-    pub(crate) fn new(objects: Arc<dyn ObjectStore>, path: Path) -> Self {
-        let writer = BufWriter::with_capacity(Arc::clone(&objects), path.clone(), PART_BYTES)
-            .with_max_concurrency(PARTS);
-        Self {
-            objects,
-            path,
-            writer: Some(writer),
-            digest: Sha256::new(),
-            size_bytes: 0,
-        }
-    }
+/// An object that is being written. Dropped before its end, it removes what was written.
+struct Incomplete(Option<BufWriter>);
 
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    async fn write(&mut self, chunk: Bytes) -> Result<(), FilesError> {
-        self.size_bytes += chunk.len() as u64;
-        self.digest.update(&chunk);
-        match &mut self.writer {
-            Some(writer) => Ok(writer.put(chunk).await?),
-            None => Err(FilesError::new(
-                FilesErrorKind::Store,
-                "the upload has ended",
-            )),
-        }
-    }
-
-    /// Writes all of a stream. Each size that it would have is checked first.
-    pub(crate) async fn write_all<S, E>(
-        &mut self,
-        content: S,
-        check: impl Fn(u64) -> Result<(), FilesError>,
-    ) -> Result<(), FilesError>
-    where
-        S: Stream<Item = Result<Bytes, E>> + Send,
-        E: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        let mut content = std::pin::pin!(content);
-        while let Some(chunk) = content.next().await {
-            let chunk = chunk.map_err(|error| {
-                FilesError::new(FilesErrorKind::Source, "the content could not be read")
-                    .with_source(error)
-            })?;
-            check(self.size_bytes.saturating_add(chunk.len() as u64))?;
-            self.write(chunk).await?;
-        }
-        Ok(())
-    }
-
-    /// Completes the object and returns its SHA-256.
-    pub(crate) async fn finish(mut self) -> Result<String, FilesError> {
-        if let Some(mut writer) = self.writer.take() {
-            writer.shutdown().await.map_err(|error| {
-                FilesError::new(FilesErrorKind::Store, "the file store failed").with_source(error)
-            })?;
-        }
-        check(&*self.objects, &self.path, self.size_bytes).await?;
-        Ok(hex(&self.digest.finalize_reset()))
-    }
-}
-
-impl Drop for Upload {
+impl Drop for Incomplete {
     fn drop(&mut self) {
         // A store of another machine keeps, and charges for, the parts of an upload that is not aborted. The
         // task has its own deadline, and nothing waits for it.
         if let (Some(mut writer), Ok(runtime)) =
-            (self.writer.take(), tokio::runtime::Handle::try_current())
+            (self.0.take(), tokio::runtime::Handle::try_current())
         {
             runtime.spawn(async move {
                 let _ = tokio::time::timeout(ABORT, writer.abort()).await;
@@ -121,7 +90,11 @@ impl Drop for Upload {
 }
 
 /// Checks that the store has the object: a success may be the answer of something else, such as a proxy.
-async fn check(objects: &dyn ObjectStore, path: &Path, size_bytes: u64) -> Result<(), FilesError> {
+async fn check_written(
+    objects: &dyn ObjectStore,
+    path: &Path,
+    size_bytes: u64,
+) -> Result<(), FilesError> {
     let problem = match objects.head(path).await {
         Ok(found) if found.size == size_bytes => return Ok(()),
         // The credentials may allow no more than writing.
@@ -132,8 +105,4 @@ async fn check(objects: &dyn ObjectStore, path: &Path, size_bytes: u64) -> Resul
     };
     let message = format!("the file store accepted the object `{path}`, and {problem}");
     Err(FilesError::new(FilesErrorKind::Store, message))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

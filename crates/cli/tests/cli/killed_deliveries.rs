@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cantle_files::{BucketOptions, FileStore, Files, MemoryRecords, SqliteRecords};
+use cantle_files::{FileStore, Files, MemoryRecords, SqliteRecords};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -14,7 +14,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::stores::{
-    UNDELIVERED, env, file_names, object, server, stored, unique_prefix, waiting, with_credentials,
+    OpenBucket, UNDELIVERED, env, file_names, object, server, stored, unique_prefix, waiting,
+    with_credentials,
 };
 use crate::support::{DEADLINE, TestEnv, peer, send, wait_for_exit};
 
@@ -36,12 +37,11 @@ async fn killed_while_it_delivers_to_s3_a_run_delivers_once_when_it_is_resumed()
     let Some([url]) = peer("moto", ["CANTLE_TEST_S3_URL"]) else {
         return;
     };
-    let bucket = || BucketOptions::s3("cantle");
     let credentials = |url: &str| crate::stores::s3_credentials(url);
-    deliver_once("s3", &url, bucket, &credentials, STORED).await;
+    deliver_once("s3", &url, FileStore::s3, &credentials, STORED).await;
     if cantle_testkit::lane::is_full() {
         for held in OTHERS {
-            deliver_once("s3", &url, bucket, &credentials, held).await;
+            deliver_once("s3", &url, FileStore::s3, &credentials, held).await;
         }
     }
 }
@@ -54,10 +54,9 @@ async fn killed_while_it_delivers_to_azure_a_run_delivers_once_when_it_is_resume
     let Some([url, key]) = peer("azurite", variables) else {
         return;
     };
-    let bucket = || BucketOptions::azure("cantle");
     let credentials = |url: &str| crate::stores::azure_credentials(url, &key);
     for held in OTHERS.into_iter().chain([STORED]) {
-        deliver_once("az", &url, bucket, &credentials, held).await;
+        deliver_once("az", &url, FileStore::azure, &credentials, held).await;
     }
 }
 
@@ -65,7 +64,7 @@ async fn killed_while_it_delivers_to_azure_a_run_delivers_once_when_it_is_resume
 async fn deliver_once(
     scheme: &str,
     url: &str,
-    bucket: fn() -> BucketOptions,
+    open: OpenBucket,
     credentials: &dyn Fn(&str) -> String,
     held: HeldRequest,
 ) {
@@ -82,8 +81,8 @@ async fn deliver_once(
             }
             false => (env, &*place),
         };
-        let options = bucket().with_credentials_file(env.path("credentials"));
-        let store = options.open().unwrap().with_prefix(&prefix).unwrap();
+        let store = open("cantle", Some(&env.path("credentials"))).unwrap();
+        let store = store.with_prefix(&prefix).unwrap();
         let objects = match has_catalogue {
             true => None,
             false => Some(Files::open(store.clone(), MemoryRecords::new())),

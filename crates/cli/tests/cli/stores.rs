@@ -344,8 +344,8 @@ async fn a_run_delivers_to_s3_with_credentials_from_a_file() {
     let Some([url]) = crate::support::peer("moto", ["CANTLE_TEST_S3_URL"]) else {
         return;
     };
-    let options = cantle_files::BucketOptions::s3("cantle");
-    delivers_to_a_bucket("s3", options, &s3_credentials(&url), SECRET).await;
+    let open = cantle_files::FileStore::s3;
+    delivers_to_a_bucket("s3", open, &s3_credentials(&url), SECRET).await;
 }
 
 #[cfg(feature = "s3")]
@@ -364,9 +364,9 @@ async fn a_run_delivers_to_azure_with_credentials_from_a_file() {
     let Some([url, key]) = crate::support::peer("azurite", variables) else {
         return;
     };
-    let options = cantle_files::BucketOptions::azure("cantle");
+    let open = cantle_files::FileStore::azure;
     let credentials = azure_credentials(&url, &key);
-    delivers_to_a_bucket("az", options, &credentials, &key).await;
+    delivers_to_a_bucket("az", open, &credentials, &key).await;
 }
 
 #[cfg(feature = "azure")]
@@ -410,14 +410,14 @@ pub(crate) async fn object(files: &cantle_files::Files, key: &str) -> Option<Str
     Some(String::from_utf8(chunks.concat()).unwrap())
 }
 
+/// Opens a bucket with the credentials of a file.
+#[cfg(any(feature = "azure", feature = "s3"))]
+pub(crate) type OpenBucket =
+    fn(&str, Option<&std::path::Path>) -> Result<cantle_files::FileStore, cantle_files::FilesError>;
+
 /// Checks that a run delivers to the bucket `cantle`, and keeps no secret.
 #[cfg(any(feature = "azure", feature = "s3"))]
-async fn delivers_to_a_bucket(
-    scheme: &str,
-    options: cantle_files::BucketOptions,
-    credentials: &str,
-    secret: &str,
-) {
+async fn delivers_to_a_bucket(scheme: &str, open: OpenBucket, credentials: &str, secret: &str) {
     use cantle_files::{Files, MemoryRecords};
     let server = server().await;
     let env = with_credentials(env(&server), credentials);
@@ -445,8 +445,8 @@ async fn delivers_to_a_bucket(
     let below = format!("{scheme}://cantle/{prefix}/{run}");
     let address = format!("{below}/dir/b.txt");
     assert!(exited.stderr.contains(&address), "{exited:?}");
-    let options = options.with_credentials_file(env.path("credentials"));
-    let store = options.open().unwrap().with_prefix(&prefix).unwrap();
+    let store = open("cantle", Some(&env.path("credentials"))).unwrap();
+    let store = store.with_prefix(&prefix).unwrap();
     let files = Files::open(store, MemoryRecords::new()).await.unwrap();
     let get = async |name: &str| object(&files, &format!("{run}/{name}")).await.unwrap();
     assert_eq!(get("dir/b.txt").await, "2\n");

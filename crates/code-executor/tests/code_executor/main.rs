@@ -19,8 +19,7 @@ use cantle_core::principal::{Level, Principal};
 use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError};
 use cantle_files::{
-    BucketOptions, FileStore, Files, Limits, MemoryRecords, PostgresRecords, Quota, SqliteRecords,
-    Urls,
+    FileStore, Files, Limits, MemoryRecords, PostgresRecords, Quota, SqliteRecords, Urls,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -49,8 +48,8 @@ pub(crate) async fn remote_files(prefix: &str) -> Option<Files> {
          AWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={s3}"
     );
     std::fs::write(file.path(), lines).unwrap();
-    let store = BucketOptions::s3("cantle").with_credentials_file(file.path());
-    let store = store.open().unwrap().with_prefix(prefix).unwrap();
+    let store = FileStore::s3("cantle", Some(file.path())).unwrap();
+    let store = store.with_prefix(prefix).unwrap();
     let store = store.with_urls(Urls::Presigned(Duration::from_secs(60)));
     let records = PostgresRecords::connect(&postgres).await.unwrap();
     Some(Files::open(store.unwrap(), records).await.unwrap())
@@ -165,6 +164,18 @@ async fn tracebacks_show_the_lines_of_the_code() {
     );
     let code = "import os; print(os.environ['MPLBACKEND'], os.environ['PYTHONDONTWRITEBYTECODE'], __name__)";
     assert_eq!(user.python(code).await["stdout"], "Agg 1 __main__\n");
+    user.close().await;
+}
+
+#[tokio::test]
+async fn a_signal_is_a_negative_exit_code() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let killed = user.python("import os; os.kill(os.getpid(), 9)").await;
+    assert_eq!(
+        (&killed["success"], &killed["exit_code"]),
+        (&json!(false), &json!(-9))
+    );
     user.close().await;
 }
 

@@ -1,10 +1,13 @@
 //! A catalogue in a PostgreSQL database.
 
+use std::error::Error as StdError;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_tls::TlsOptions;
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    GenericClient, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime,
+};
 use tokio::time::timeout;
 use tokio_postgres::config::Host;
 use tokio_postgres::types::ToSql;
@@ -74,14 +77,22 @@ impl PostgresRecords {
         let identity = migrate(&mut client(&pool).await?).await?;
         Ok(Self { identity, pool })
     }
+
+    async fn query(
+        &self,
+        statement: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<FileRecord>, FilesError> {
+        query(&client(&self.pool).await?, statement, params).await
+    }
 }
 
 async fn client(pool: &Pool) -> Result<Object, FilesError> {
     pool.get().await.map_err(FilesError::catalogue)
 }
 
-async fn answered<T>(
-    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+async fn answered<T, E: Into<Box<dyn StdError + Send + Sync>>>(
+    answer: impl Future<Output = Result<T, E>>,
 ) -> Result<T, FilesError> {
     let answer = timeout(ANSWER, answer).await;
     answer
@@ -109,25 +120,22 @@ async fn migrate(client: &mut Object) -> Result<String, FilesError> {
     Ok(identity)
 }
 
-fn row(row: &tokio_postgres::Row) -> Result<FileRecord, FilesError> {
-    let row = (|| Ok::<_, tokio_postgres::Error>(sql::row!(row)))();
-    row.map_err(FilesError::catalogue)?.into_record()
-}
-
 async fn query(
-    client: &impl deadpool_postgres::GenericClient,
+    client: &impl GenericClient,
     statement: &str,
     params: &[&(dyn ToSql + Sync)],
-) -> Result<Vec<tokio_postgres::Row>, FilesError> {
-    let rows = async {
+) -> Result<Vec<FileRecord>, FilesError> {
+    let records = async {
         let statement = client.prepare_cached(statement).await?;
-        client.query(&statement, params).await
+        let rows = client.query(&statement, params).await?;
+        let records = rows.iter().map(|row| Ok(sql::record!(row.try_get)));
+        records.collect::<sql::Result<_>>()
     };
-    answered(rows).await
+    answered(records).await
 }
 
 async fn execute(
-    client: &impl deadpool_postgres::GenericClient,
+    client: &impl GenericClient,
     statement: &str,
     params: &[&(dyn ToSql + Sync)],
 ) -> Result<u64, FilesError> {
@@ -145,37 +153,37 @@ impl Records for PostgresRecords {
     }
 
     async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
-        let it = sql::Row::of(record);
+        let (id, metadata) = (record.id.to_string(), sql::metadata(record));
+        let size_bytes = sql::stored(record.size_bytes);
         let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
         let mut client = client(&self.pool).await?;
         let transaction = answered(client.transaction()).await?;
-        execute(&transaction, sql::FIRST_USAGE, &[&it.owner]).await?;
+        execute(&transaction, sql::FIRST_USAGE, &[&record.owner]).await?;
         // Locks the owner's row until the end of the transaction.
-        let usage: [&(dyn ToSql + Sync); 4] = [&it.size_bytes, &it.owner, &files, &bytes];
+        let usage: [&(dyn ToSql + Sync); 4] = [&size_bytes, &record.owner, &files, &bytes];
         if execute(&transaction, sql::ADD_USAGE, &usage).await? == 0 {
             return Err(quota.exceeded());
         }
         let columns: [&(dyn ToSql + Sync); 11] = [
-            &it.id,
-            &it.owner,
-            &it.filename,
-            &it.key,
-            &it.mime_type,
-            &it.size_bytes,
-            &it.sha256,
-            &it.public_url,
-            &it.created_at_us,
-            &it.run,
-            &it.metadata,
+            &id,
+            &record.owner,
+            &record.filename,
+            &record.key,
+            &record.mime_type,
+            &size_bytes,
+            &record.sha256,
+            &record.public_url,
+            &record.created_at.as_microsecond(),
+            &record.run,
+            &metadata,
         ];
         execute(&transaction, sql::INSERT, &columns).await?;
         answered(transaction.commit()).await
     }
 
     async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        let client = client(&self.pool).await?;
-        let rows = query(&client, sql::FIND, &[&owner, &id.to_string()]).await?;
-        rows.first().map(row).transpose()
+        let id = id.to_string();
+        Ok(self.query(sql::FIND, &[&owner, &id]).await?.pop())
     }
 
     async fn list(
@@ -184,39 +192,35 @@ impl Records for PostgresRecords {
         after: Option<FileId>,
         limit: u32,
     ) -> Result<Vec<FileRecord>, FilesError> {
-        let after = after.map_or_else(|| sql::AFTER_LAST_ID.to_owned(), |id| id.to_string());
-        let client = client(&self.pool).await?;
-        let rows = query(&client, sql::LIST, &[&owner, &after, &i64::from(limit)]).await?;
-        rows.iter().map(row).collect()
+        let (after, limit) = (sql::after(after), i64::from(limit));
+        self.query(sql::LIST, &[&owner, &after, &limit]).await
     }
 
     async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
         let client = client(&self.pool).await?;
-        let rows = query(&client, sql::USAGE, &[&owner]).await?;
-        let counts = rows
-            .first()
-            .map(|row| Ok::<_, tokio_postgres::Error>((row.try_get(0)?, row.try_get(1)?)));
-        let counts = counts.transpose().map_err(FilesError::catalogue)?;
-        let (files, bytes) = counts.unwrap_or_default();
+        let counts = answered(async {
+            let statement = client.prepare_cached(sql::USAGE).await?;
+            let row = client.query_opt(&statement, &[&owner]).await?;
+            let counts = row.map(|row| sql::Result::Ok((row.try_get(0)?, row.try_get(1)?)));
+            counts.transpose()
+        });
+        let (files, bytes) = counts.await?.unwrap_or_default();
         Ok(Usage::new(sql::counted(files), sql::counted(bytes)))
     }
 
     async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
         let mut client = client(&self.pool).await?;
         let transaction = answered(client.transaction()).await?;
-        let rows = query(&transaction, sql::REMOVE, &[&owner, &id.to_string()]).await?;
-        let removed = rows.first().map(row).transpose()?;
-        if let Some(record) = &removed {
-            let size = sql::stored(record.size_bytes);
-            execute(&transaction, sql::SUBTRACT_USAGE, &[&size, &owner]).await?;
+        let removed = query(&transaction, sql::REMOVE, &[&owner, &id.to_string()]).await?;
+        if let Some(record) = removed.first() {
+            let size_bytes = sql::stored(record.size_bytes);
+            execute(&transaction, sql::SUBTRACT_USAGE, &[&size_bytes, &owner]).await?;
         }
         answered(transaction.commit()).await?;
-        Ok(removed)
+        Ok(removed.into_iter().next())
     }
 
     async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
-        let client = client(&self.pool).await?;
-        let rows = query(&client, sql::BY_KEY, &[&key]).await?;
-        rows.first().map(row).transpose()
+        Ok(self.query(sql::BY_KEY, &[&key]).await?.pop())
     }
 }

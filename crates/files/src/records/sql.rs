@@ -2,7 +2,7 @@
 //!
 //! SQLite numbers parameters in the order in which they appear first, PostgreSQL by their names.
 
-use jiff::Timestamp;
+use std::error::Error as StdError;
 
 use crate::error::{FilesError, FilesErrorKind};
 use crate::record::{FileId, FileRecord};
@@ -34,80 +34,37 @@ pub(super) const LIST: &str =
 pub(super) const REMOVE: &str = "DELETE FROM cantle_files WHERE owner = $1 AND id = $2 RETURNING *";
 pub(super) const BY_KEY: &str = "SELECT * FROM cantle_files WHERE key = $1";
 
-/// Greater than every id.
-pub(super) const AFTER_LAST_ID: &str = "g";
+/// The result of work with a driver. Whatever fails is a failure of the catalogue.
+pub(super) type Result<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
-/// The columns of one file as the databases store them.
-pub(super) struct Row {
-    pub(super) id: String,
-    pub(super) owner: String,
-    pub(super) filename: String,
-    pub(super) key: String,
-    pub(super) mime_type: String,
-    pub(super) size_bytes: i64,
-    pub(super) sha256: String,
-    pub(super) public_url: Option<String>,
-    pub(super) created_at_us: i64,
-    pub(super) run: Option<String>,
-    pub(super) metadata: String,
-}
-
-/// Creates a [`Row`] from a row of either driver.
-macro_rules! row {
-    ($row:expr) => {
-        $crate::records::sql::Row {
-            id: $row.try_get(0)?,
-            owner: $row.try_get(1)?,
-            filename: $row.try_get(2)?,
-            key: $row.try_get(3)?,
-            mime_type: $row.try_get(4)?,
-            size_bytes: $row.try_get(5)?,
-            sha256: $row.try_get(6)?,
-            public_url: $row.try_get(7)?,
-            created_at_us: $row.try_get(8)?,
-            run: $row.try_get(9)?,
-            metadata: $row.try_get(10)?,
+/// Creates a record from a row, whose columns a method of the driver returns.
+macro_rules! record {
+    ($row:ident.$get:ident) => {
+        $crate::record::FileRecord {
+            id: $row.$get::<_, String>(0)?.parse()?,
+            owner: $row.$get(1)?,
+            filename: $row.$get(2)?,
+            key: $row.$get(3)?,
+            mime_type: $row.$get(4)?,
+            size_bytes: $crate::records::sql::counted($row.$get(5)?),
+            sha256: $row.$get(6)?,
+            public_url: $row.$get(7)?,
+            created_at: jiff::Timestamp::from_microsecond($row.$get(8)?)?,
+            run: $row.$get(9)?,
+            metadata: serde_json::from_str(&$row.$get::<_, String>(10)?)?,
         }
     };
 }
-pub(super) use row;
+pub(super) use record;
 
-impl Row {
-    pub(super) fn of(record: &FileRecord) -> Self {
-        Self {
-            id: record.id.to_string(),
-            owner: record.owner.clone(),
-            filename: record.filename.clone(),
-            key: record.key.clone(),
-            mime_type: record.mime_type.clone(),
-            size_bytes: stored(record.size_bytes),
-            sha256: record.sha256.clone(),
-            public_url: record.public_url.clone(),
-            created_at_us: record.created_at.as_microsecond(),
-            run: record.run.clone(),
-            metadata: serde_json::to_string(&record.metadata).unwrap_or_default(),
-        }
-    }
+/// Returns the id after which a list begins: without one, an id that is greater than every other.
+pub(super) fn after(id: Option<FileId>) -> String {
+    id.unwrap_or(FileId::max()).to_string()
+}
 
-    pub(super) fn into_record(self) -> Result<FileRecord, FilesError> {
-        let id = FileId::try_parse(&self.id).map_err(FilesError::catalogue)?;
-        let created_at =
-            Timestamp::from_microsecond(self.created_at_us).map_err(FilesError::catalogue)?;
-        let metadata = serde_json::from_str(&self.metadata).map_err(FilesError::catalogue)?;
-        Ok(FileRecord {
-            id,
-            owner: self.owner,
-            filename: self.filename,
-            key: self.key,
-            mime_type: self.mime_type,
-            size_bytes: counted(self.size_bytes),
-            sha256: self.sha256,
-            public_url: self.public_url,
-            created_at,
-            run: self.run,
-            metadata,
-        })
-    }
+/// Returns the text of a record's metadata.
+pub(super) fn metadata(record: &FileRecord) -> String {
+    serde_json::to_string(&record.metadata).unwrap_or_default()
 }
 
 /// A number as the databases store it.
@@ -121,7 +78,7 @@ pub(super) fn counted(number: i64) -> u64 {
 }
 
 /// Returns the migrations that a catalogue of this version lacks, with their versions.
-pub(super) fn pending(version: i64) -> Result<Vec<(i64, &'static str)>, FilesError> {
+pub(super) fn pending(version: i64) -> std::result::Result<Vec<(i64, &'static str)>, FilesError> {
     let known = MIGRATIONS.len();
     let done = usize::try_from(version).unwrap_or(usize::MAX);
     let Some(pending) = MIGRATIONS.get(done..) else {

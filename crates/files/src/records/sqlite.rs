@@ -33,8 +33,9 @@ impl SqliteRecords {
     pub async fn open(file: impl Into<PathBuf>) -> Result<Self, FilesError> {
         let file = file.into();
         blocking(move || {
-            let mut connection = connect(&file)?;
-            let identity = migrate(&mut connection)?;
+            check_place(&file)?;
+            let mut connection = connect(&file).map_err(FilesError::catalogue)?;
+            let identity = migrate(&mut connection).map_err(FilesError::catalogue)??;
             Ok(Self {
                 identity,
                 connection: Arc::new(Mutex::new(connection)),
@@ -45,14 +46,23 @@ impl SqliteRecords {
 
     async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Connection) -> Result<T, FilesError> + Send + 'static,
+        work: impl FnOnce(&mut Connection) -> sql::Result<T> + Send + 'static,
     ) -> Result<T, FilesError> {
         let connection = Arc::clone(&self.connection);
         blocking(move || {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&mut connection)
+            work(&mut connection).map_err(FilesError::catalogue)
         })
         .await
+    }
+
+    async fn query(
+        &self,
+        statement: &'static str,
+        params: impl Params + Send + 'static,
+    ) -> Result<Vec<FileRecord>, FilesError> {
+        self.run(move |connection| query(connection, statement, params))
+            .await
     }
 }
 
@@ -63,25 +73,23 @@ async fn blocking<T: Send + 'static>(
     work.map_err(FilesError::catalogue)?
 }
 
-fn connect(file: &Path) -> Result<Connection, FilesError> {
-    let unusable = |error: std::io::Error| {
-        let message = format!("failed to open the file catalogue `{}`", file.display());
-        FilesError::configuration(message).with_source(error)
-    };
-    let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
-    let directory = directory.unwrap_or_else(|| Path::new("."));
+/// Creates the directory of a file, unless it is on a network file system.
+fn check_place(file: &Path) -> Result<(), FilesError> {
     #[cfg(target_os = "linux")]
     refuse_network(file)?;
-    fs::create_dir_all(directory).map_err(unusable)?;
-    let connection = Connection::open(file).map_err(FilesError::catalogue)?;
-    connection
-        .busy_timeout(BUSY_TIMEOUT)
-        .map_err(FilesError::catalogue)?;
+    let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
+    fs::create_dir_all(directory.unwrap_or(Path::new("."))).map_err(|error| {
+        let message = format!("failed to open the file catalogue `{}`", file.display());
+        FilesError::configuration(message).with_source(error)
+    })
+}
+
+fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(file)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     // A record that was reported as stored survives a power failure.
-    connection
-        .pragma_update(None, "synchronous", "FULL")
-        .map_err(FilesError::catalogue)?;
-    write_ahead(&connection).map_err(FilesError::catalogue)?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    write_ahead(&connection)?;
     connection.set_prepared_statement_cache_capacity(32);
     Ok(connection)
 }
@@ -185,48 +193,37 @@ fn fuse_program(mounts: &str, place: &Path) -> Option<String> {
     FUSE_PROGRAMS.contains(&program).then(|| kind.to_owned())
 }
 
-fn migrate(connection: &mut Connection) -> Result<String, FilesError> {
-    let migrated = (|| {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute(sql::SCHEMA, [])?;
-        transaction.execute(sql::FIRST_SCHEMA, [Uuid::new_v4().to_string()])?;
-        let (version, identity): (i64, String) =
-            transaction.query_row(sql::READ_SCHEMA, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let pending = match sql::pending(version) {
-            Ok(pending) => pending,
-            Err(error) => return Ok(Err(error)),
-        };
-        for (version, text) in pending {
-            transaction.execute_batch(text)?;
-            transaction.execute(sql::SET_VERSION, [version])?;
-        }
-        transaction.commit()?;
-        Ok::<_, rusqlite::Error>(Ok(identity))
-    })();
-    migrated.map_err(FilesError::catalogue)?
-}
-
-/// A [`sql::Row`] of rusqlite, whose `get` has another name elsewhere.
-struct Columns<'r, 's>(&'r rusqlite::Row<'s>);
-
-impl Columns<'_, '_> {
-    fn try_get<T: rusqlite::types::FromSql>(&self, at: usize) -> rusqlite::Result<T> {
-        self.0.get(at)
+/// Brings the schema up to date, and returns the identity.
+fn migrate(connection: &mut Connection) -> rusqlite::Result<Result<String, FilesError>> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute(sql::SCHEMA, [])?;
+    transaction.execute(sql::FIRST_SCHEMA, [Uuid::new_v4().to_string()])?;
+    let (version, identity): (i64, String) =
+        transaction.query_row(sql::READ_SCHEMA, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let pending = match sql::pending(version) {
+        Ok(pending) => pending,
+        Err(error) => return Ok(Err(error)),
+    };
+    for (version, text) in pending {
+        transaction.execute_batch(text)?;
+        transaction.execute(sql::SET_VERSION, [version])?;
     }
+    transaction.commit()?;
+    Ok(Ok(identity))
 }
 
-fn row(row: &rusqlite::Row<'_>) -> rusqlite::Result<sql::Row> {
-    let row = Columns(row);
-    Ok(sql::row!(row))
-}
-
-fn query_one(
+fn query(
     connection: &Connection,
     statement: &str,
     params: impl Params,
-) -> rusqlite::Result<Option<sql::Row>> {
+) -> sql::Result<Vec<FileRecord>> {
     let mut statement = connection.prepare_cached(statement)?;
-    statement.query_row(params, row).optional()
+    let mut rows = statement.query(params)?;
+    let mut records = Vec::new();
+    while let Some(row) = rows.next()? {
+        records.push(sql::record!(row.get));
+    }
+    Ok(records)
 }
 
 #[async_trait]
@@ -236,54 +233,46 @@ impl Records for SqliteRecords {
     }
 
     async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
-        let it = sql::Row::of(record);
-        let inserted = self.run(move |connection| {
-            let inserted = (|| {
-                let transaction =
-                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-                transaction
-                    .prepare_cached(sql::FIRST_USAGE)?
-                    .execute([&it.owner])?;
-                let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
-                let added = transaction.prepare_cached(sql::ADD_USAGE)?.execute((
-                    it.size_bytes,
-                    &it.owner,
-                    files,
-                    bytes,
-                ))?;
-                if added == 0 {
-                    return Ok(false);
-                }
-                transaction.prepare_cached(sql::INSERT)?.execute((
-                    it.id,
-                    it.owner,
-                    it.filename,
-                    it.key,
-                    it.mime_type,
-                    it.size_bytes,
-                    it.sha256,
-                    it.public_url,
-                    it.created_at_us,
-                    it.run,
-                    it.metadata,
-                ))?;
-                transaction.commit()?;
-                Ok::<_, rusqlite::Error>(true)
-            })();
-            inserted.map_err(FilesError::catalogue)
+        let it = record.clone();
+        let is_inserted = self.run(move |connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction
+                .prepare_cached(sql::FIRST_USAGE)?
+                .execute([&it.owner])?;
+            let size_bytes = sql::stored(it.size_bytes);
+            let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
+            let added = transaction
+                .prepare_cached(sql::ADD_USAGE)?
+                .execute((size_bytes, &it.owner, files, bytes))?;
+            if added == 0 {
+                return Ok(false);
+            }
+            transaction.prepare_cached(sql::INSERT)?.execute((
+                it.id.to_string(),
+                &it.owner,
+                &it.filename,
+                &it.key,
+                &it.mime_type,
+                size_bytes,
+                &it.sha256,
+                &it.public_url,
+                it.created_at.as_microsecond(),
+                &it.run,
+                sql::metadata(&it),
+            ))?;
+            transaction.commit()?;
+            Ok(true)
         });
-        if inserted.await? {
-            return Ok(());
+        match is_inserted.await? {
+            true => Ok(()),
+            false => Err(quota.exceeded()),
         }
-        Err(quota.exceeded())
     }
 
     async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        let (owner, id) = (owner.to_owned(), id.to_string());
-        let found = self.run(|connection| {
-            query_one(connection, sql::FIND, [owner, id]).map_err(FilesError::catalogue)
-        });
-        found.await?.map(sql::Row::into_record).transpose()
+        let params = (owner.to_owned(), id.to_string());
+        Ok(self.query(sql::FIND, params).await?.pop())
     }
 
     async fn list(
@@ -292,59 +281,40 @@ impl Records for SqliteRecords {
         after: Option<FileId>,
         limit: u32,
     ) -> Result<Vec<FileRecord>, FilesError> {
-        let owner = owner.to_owned();
-        let after = after.map_or_else(|| sql::AFTER_LAST_ID.to_owned(), |id| id.to_string());
-        let rows = self.run(move |connection| {
-            let rows = connection
-                .prepare_cached(sql::LIST)
-                .and_then(|mut statement| {
-                    let rows = statement.query_map((owner, after, limit), row)?;
-                    rows.collect::<rusqlite::Result<Vec<_>>>()
-                });
-            rows.map_err(FilesError::catalogue)
-        });
-        rows.await?.into_iter().map(sql::Row::into_record).collect()
+        let params = (owner.to_owned(), sql::after(after), limit);
+        self.query(sql::LIST, params).await
     }
 
     async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
         let owner = owner.to_owned();
         let usage = self.run(|connection| {
-            let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-            let usage = connection
-                .prepare_cached(sql::USAGE)
-                .and_then(|mut statement| statement.query_row([owner], counts).optional());
-            usage.map_err(FilesError::catalogue)
+            let mut statement = connection.prepare_cached(sql::USAGE)?;
+            let counts = statement.query_row([owner], |row| Ok((row.get(0)?, row.get(1)?)));
+            Ok(counts.optional()?)
         });
         let (files, bytes) = usage.await?.unwrap_or_default();
         Ok(Usage::new(sql::counted(files), sql::counted(bytes)))
     }
 
     async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        let (owner, id) = (owner.to_owned(), id.to_string());
-        let removed = self.run(move |connection| {
-            let removed = (|| {
-                let transaction =
-                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-                let removed = query_one(&transaction, sql::REMOVE, [&owner, &id])?;
-                if let Some(row) = &removed {
-                    transaction
-                        .prepare_cached(sql::SUBTRACT_USAGE)?
-                        .execute((row.size_bytes, &row.owner))?;
-                }
-                transaction.commit()?;
-                Ok::<_, rusqlite::Error>(removed)
-            })();
-            removed.map_err(FilesError::catalogue)
-        });
-        removed.await?.map(sql::Row::into_record).transpose()
+        let params = (owner.to_owned(), id.to_string());
+        self.run(move |connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let removed = query(&transaction, sql::REMOVE, params)?.pop();
+            if let Some(record) = &removed {
+                transaction
+                    .prepare_cached(sql::SUBTRACT_USAGE)?
+                    .execute((sql::stored(record.size_bytes), &record.owner))?;
+            }
+            transaction.commit()?;
+            Ok(removed)
+        })
+        .await
     }
 
     async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
-        let key = key.to_owned();
-        let found = self.run(|connection| {
-            query_one(connection, sql::BY_KEY, [key]).map_err(FilesError::catalogue)
-        });
-        found.await?.map(sql::Row::into_record).transpose()
+        Ok(self.query(sql::BY_KEY, [key.to_owned()]).await?.pop())
     }
 }
 

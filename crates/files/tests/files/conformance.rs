@@ -100,8 +100,7 @@ fn azure(container: &str) -> Option<FileStore> {
          AZURE_STORAGE_ENDPOINT={url}\nAZURE_ALLOW_HTTP=true"
     );
     std::fs::write(file.path(), lines).unwrap();
-    let options = cantle_files::BucketOptions::azure(container);
-    Some(options.with_credentials_file(file.path()).open().unwrap())
+    Some(FileStore::azure(container, Some(file.path())).unwrap())
 }
 
 #[cfg(feature = "postgres")]

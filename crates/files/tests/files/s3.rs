@@ -1,12 +1,11 @@
 //! S3: credentials and presigned addresses.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cantle_files::{
-    BucketOptions, FileStore, Files, FilesErrorKind, MemoryRecords, NewFile, Records as _, Urls,
-};
+use cantle_files::{FileStore, Files, FilesErrorKind, MemoryRecords, NewFile, Records as _, Urls};
 
 /// A store below a prefix of a run's own, if there is an S3 server.
 pub(crate) fn store(name: &str) -> Option<FileStore> {
@@ -26,10 +25,7 @@ pub(crate) fn store_at(variable: &str, secret: &str, name: &str) -> Option<FileS
          AWS_REGION=us-east-1\nAWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={url}"
     )
     .unwrap();
-    let store = BucketOptions::s3("cantle")
-        .with_credentials_file(file.path())
-        .open()
-        .unwrap();
+    let store = FileStore::s3("cantle", Some(file.path())).unwrap();
     let prefix = format!("{name}/{}", cantle_core::ids::RunId::new());
     Some(store.with_prefix(&prefix).unwrap())
 }
@@ -134,10 +130,7 @@ fn a_file_of_credentials_with_mistakes_is_refused_without_its_content() {
     ] {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "{text}").unwrap();
-        let error = BucketOptions::s3("b")
-            .with_credentials_file(file.path())
-            .open()
-            .unwrap_err();
+        let error = FileStore::s3("b", Some(file.path())).unwrap_err();
         assert_eq!(error.kind(), FilesErrorKind::Configuration);
         assert!(
             error.to_string().ends_with("has no AWS_…=VALUE in line 1"),
@@ -159,8 +152,8 @@ fn a_file_of_credentials_that_others_can_read_is_refused() {
     for (mode, is_accepted) in [(0o644, false), (0o602, false), (0o640, true), (0o400, true)] {
         let permissions = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(file.path(), permissions).unwrap();
-        let options = BucketOptions::s3("b").with_credentials_file(file.path());
-        let opened = options.open().map(drop).map_err(|error| error.to_string());
+        let opened = FileStore::s3("b", Some(file.path()));
+        let opened = opened.map(drop).map_err(|error| error.to_string());
         match is_accepted {
             true => assert_eq!(opened, Ok(()), "{mode:o}"),
             false => assert!(opened.unwrap_err().ends_with("chmod 600 it"), "{mode:o}"),
@@ -170,8 +163,7 @@ fn a_file_of_credentials_that_others_can_read_is_refused() {
 
 #[test]
 fn a_file_of_credentials_without_end_is_refused() {
-    let options = BucketOptions::s3("b").with_credentials_file("/dev/zero");
-    let error = options.open().unwrap_err();
+    let error = FileStore::s3("b", Some(Path::new("/dev/zero"))).unwrap_err();
     assert!(error.to_string().contains("is too large"), "{error}");
 }
 
@@ -181,10 +173,7 @@ async fn a_server_that_is_gone_is_an_error() {
     let lines = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_ENDPOINT_URL=http://127.0.0.1:1\n\
                  AWS_ALLOW_HTTP=true";
     writeln!(file, "{lines}").unwrap();
-    let store = BucketOptions::s3("b")
-        .with_credentials_file(file.path())
-        .open()
-        .unwrap();
+    let store = FileStore::s3("b", Some(file.path())).unwrap();
     let error = Files::open(store, MemoryRecords::new()).await.unwrap_err();
     assert_eq!(error.kind(), FilesErrorKind::Store);
 }

@@ -7,9 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cantle_files::{
-    BucketOptions, FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile,
-};
+use cantle_files::{FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile};
 
 /// A fault of the server, which begins when a test sets it.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +61,7 @@ impl Server {
             "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL=http://{address}"
         );
         file.write_all(lines.as_bytes()).unwrap();
-        let options = BucketOptions::s3("b").with_credentials_file(file.path());
-        let store = options.open().unwrap();
+        let store = FileStore::s3("b", Some(file.path())).unwrap();
         Self { state, store }
     }
 
