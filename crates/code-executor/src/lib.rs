@@ -11,9 +11,8 @@ mod python;
 mod shell;
 mod stored;
 
-use cantle_core::principal::Level;
-use cantle_core::tool::{DynTool, ToolError, ToolOutput};
-use cantle_files::{Files, FilesError};
+use cantle_core::tool::{DynTool, ToolOutput};
+use cantle_files::Files;
 use serde_json::Value;
 
 /// Returns the tools over a store of files. Their sandbox is that of the session.
@@ -43,18 +42,9 @@ pub const WITHOUT_SANDBOX: [&str; 5] = [
 fn tools_with(files: &Files, checks_patterns: bool) -> Vec<DynTool> {
     let mut tools = vec![python::run_python(files), shell::run_shell(checks_patterns)];
     tools.extend(stored::tools(files));
-    let levels = tools.into_iter().map(|tool| {
-        let deletes = tool.name() == "delete_file";
-        tool.with_level(if deletes { Level::User } else { Level::Guest })
-    });
-    levels.collect()
+    tools
 }
 
 fn json(value: &Value) -> ToolOutput {
     ToolOutput::text(value.to_string())
-}
-
-/// The message without its cause, which may name the store's addresses.
-fn failed(error: FilesError) -> ToolError {
-    ToolError::failed(error.to_string()).with_source(error)
 }

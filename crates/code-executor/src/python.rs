@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ArtifactLimits, ArtifactSink, ByteStream, ExitStatus, Sandbox, SandboxError, SandboxErrorKind,
+    ArtifactLimits, ArtifactSink, ByteStream, Sandbox, SandboxError, SandboxErrorKind,
     SandboxExt as _, SandboxPath, Walk,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
@@ -14,7 +14,7 @@ use cantle_files::{Files, NewFile};
 use cantle_python::one_shot;
 use serde_json::{Value, json};
 
-use crate::output::{time_limit, truncated};
+use crate::output::{CallResult, time_limit};
 
 const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save files to /tmp/, e.g. \
     plt.savefig('/tmp/chart.png'), or to the working directory: they are stored and returned, also in list_files. \
@@ -51,7 +51,7 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     cx.require_principal()?;
     let sandbox = &**cx.require_sandbox()?;
     let timeout = time_limit(params.timeout);
-    let before = Listing::of(sandbox).await?;
+    let before = walk(sandbox).await?;
     let request = one_shot("python3", params.code)
         .with_env("MPLBACKEND", "Agg")
         .with_env("PYTHONDONTWRITEBYTECODE", "1")
@@ -59,22 +59,11 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
         .with_timeout(Duration::from_secs(timeout))
         .with_cancellation(cx.cancellation.clone());
     let output = sandbox.run(request).await?;
-    let mut stdout = truncated(&output.stdout);
-    let mut stderr = truncated(&output.stderr);
-    let timed_out = matches!(output.exit.status, ExitStatus::TimedOut { .. });
-    let exit_code = match output.exit.status {
-        ExitStatus::Code(code) => i64::from(code),
-        _ => -1,
-    };
-    if timed_out {
-        if !stderr.is_empty() {
-            stderr.push('\n');
-        }
-        stderr.push_str(&format!("Execution timed out after {timeout}s"));
-    }
+    let mut result = CallResult::of(&output, timeout);
     let (stored, warnings) = store(files, sandbox, &before, cx).await?;
     if !stored.is_empty() {
         // After the cut, so that the model always sees it.
+        let stdout = &mut result.stdout;
         stdout.push_str("\n\n--- Generated Files ---\n");
         for file in &stored {
             let text = |name| file.get(name).and_then(Value::as_str);
@@ -85,53 +74,35 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
             ));
         }
     }
-    let success = exit_code == 0;
-    let mut result = json!({
-        "success": success, "stdout": stdout, "stderr": stderr, "exit_code": exit_code, "files": stored,
-    });
-    if let Some(result) = result.as_object_mut() {
-        if timed_out {
-            result.insert("timed_out".to_owned(), true.into());
-        }
-        if !warnings.is_empty() {
-            result.insert("warnings".to_owned(), warnings.into());
-        }
-    }
-    let mut output = crate::json(&result);
-    output.success = success;
-    Ok(output)
+    (result.files, result.warnings) = (Some(stored), warnings);
+    Ok(result.into_output())
 }
 
-/// The places where code leaves files.
-struct Listing(Vec<(SandboxPath, Walk)>);
-
-impl Listing {
-    async fn of(sandbox: &dyn Sandbox) -> Result<Self, ToolError> {
-        let temporary =
-            SandboxPath::new("/tmp").map_err(|error| ToolError::failed(error.to_string()))?;
-        let mut walks = Vec::new();
-        for directory in [SandboxPath::working_directory(), temporary] {
-            let walk = match sandbox.walk(&directory, MAX_WALKED).await {
-                Err(error) if error.kind() == SandboxErrorKind::NotFound => Walk::default(),
-                walk => walk?,
-            };
-            walks.push((directory, walk));
-        }
-        Ok(Self(walks))
+/// Walks the directories in which code leaves files.
+async fn walk(sandbox: &dyn Sandbox) -> Result<Vec<(SandboxPath, Walk)>, ToolError> {
+    let temporary = SandboxPath::new("/tmp").map_err(SandboxError::from)?;
+    let mut walks = Vec::new();
+    for directory in [SandboxPath::working_directory(), temporary] {
+        let walk = match sandbox.walk(&directory, MAX_WALKED).await {
+            Err(error) if error.kind() == SandboxErrorKind::NotFound => Walk::default(),
+            walk => walk?,
+        };
+        walks.push((directory, walk));
     }
+    Ok(walks)
 }
 
-/// Stores the files that are new or changed since a listing. Each failure is a warning.
+/// Stores the files that are new or changed since a walk. Each failure is a warning.
 async fn store(
     files: &Files,
     sandbox: &dyn Sandbox,
-    before: &Listing,
+    before: &[(SandboxPath, Walk)],
     cx: &ToolContext,
 ) -> Result<(Vec<Value>, Vec<String>), ToolError> {
     let owner = cx.require_principal()?.id().as_str();
-    let mut after = Listing::of(sandbox).await?;
+    let mut after = walk(sandbox).await?;
     let (mut stored, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for ((directory, after), (_, before)) in after.0.iter_mut().zip(&before.0) {
+    for ((directory, after), (_, before)) in after.iter_mut().zip(before) {
         after.entries.retain(|path, entry| {
             // The working directory may be below /tmp.
             let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
@@ -183,10 +154,7 @@ impl ArtifactSink for GeneratedFiles {
             .with_group("generated")
             .with_run(&*self.run)
             .with_fact("path", full.to_string());
-        let record = self.files.put(&self.owner, new, content).await;
-        let record = record.map_err(|error| {
-            SandboxError::new(SandboxErrorKind::Io, error.to_string()).with_source(error)
-        })?;
+        let record = self.files.put(&self.owner, new, content).await?;
         // The file is stored: without an address it is still found by its id.
         let url = self.files.url(&record).await.ok().flatten();
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,16 +1,17 @@
 //! `run_shell`: a command in the session's sandbox that changes none of its files.
 
+use std::iter::Peekable;
+use std::str::Chars;
 use std::time::Duration;
 
 use cantle_core::ids::unique_id;
 use cantle_core::policy::Network;
 use cantle_core::sandbox::{
-    CommandOutput, ExitStatus, Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
+    ExitStatus, Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
-use serde_json::json;
 
-use crate::output::{time_limit, truncated};
+use crate::output::{CallResult, time_limit};
 
 const DESCRIPTION: &str = "Run a shell command in the sandbox of run_python. Only safe, read-only commands are allowed \
     (curl, wget, jq, wc, sort, etc.): files can be written only below $TMPDIR, which is removed afterwards.";
@@ -56,6 +57,11 @@ const BLOCKED: [&str; 33] = [
     "apt-get",
 ];
 
+/// Words that precede a command.
+const PRECEDING: [&str; 11] = [
+    "env", "xargs", "nice", "nohup", "time", "timeout", "command", "then", "do", "else", "!",
+];
+
 /// The pattern of a redirection to an absolute path.
 const REDIRECTION: &str = r">\s*/";
 
@@ -85,8 +91,12 @@ async fn run(
 ) -> Result<ToolOutput, ToolError> {
     let sandbox = &**cx.require_sandbox()?;
     if checks_patterns && let Some(pattern) = blocked(&params.command) {
-        let stderr = format!("Blocked command pattern: {pattern}");
-        return Ok(result("", &stderr, -1, false));
+        let refused = CallResult {
+            stderr: format!("Blocked command pattern: {pattern}"),
+            exit_code: -1,
+            ..CallResult::default()
+        };
+        return Ok(refused.into_output());
     }
     let timeout = time_limit(params.timeout);
     let scratch = scratch(sandbox).await?;
@@ -101,7 +111,13 @@ async fn run(
     // It is removed with the sandbox at the latest.
     let _ = sandbox.remove(&scratch).await;
     let output = ran?;
-    Ok(rendered(&output, timeout, sandbox))
+    let mut result = CallResult::of(&output, timeout);
+    // Also if a later command of a pipe has succeeded.
+    let has_exited = matches!(output.exit.status, ExitStatus::Code(_));
+    if has_exited && is_off(sandbox) && names_network(&output.stderr.text()) {
+        result.add_to_stderr("The sandbox has no network: no host is allowed.");
+    }
+    Ok(result.into_output())
 }
 
 /// Creates a directory for what the command writes.
@@ -111,43 +127,6 @@ async fn scratch(sandbox: &dyn Sandbox) -> Result<SandboxPath, SandboxError> {
     let path = sandbox.info().working_directory.join(name.as_bytes())?;
     sandbox.mkdir(&path).await?;
     Ok(path)
-}
-
-fn rendered(output: &CommandOutput, timeout: u64, sandbox: &dyn Sandbox) -> ToolOutput {
-    let (stdout, mut stderr) = (truncated(&output.stdout), truncated(&output.stderr));
-    let mut add = |line: &str| {
-        if !stderr.is_empty() && !stderr.ends_with('\n') {
-            stderr.push('\n');
-        }
-        stderr.push_str(line);
-    };
-    match output.exit.status {
-        ExitStatus::Code(code) => {
-            // Also if a later command of a pipe has succeeded.
-            if is_off(sandbox) && names_network(&output.stderr.text()) {
-                add("The sandbox has no network: no host is allowed.");
-            }
-            result(&stdout, &stderr, i64::from(code), false)
-        }
-        ExitStatus::TimedOut { .. } => {
-            add(&format!("Execution timed out after {timeout}s"));
-            result(&stdout, &stderr, -1, true)
-        }
-        _ => result(&stdout, &stderr, -1, false),
-    }
-}
-
-fn result(stdout: &str, stderr: &str, exit_code: i64, timed_out: bool) -> ToolOutput {
-    let success = exit_code == 0;
-    let mut fields = json!({
-        "success": success, "stdout": stdout, "stderr": stderr, "exit_code": exit_code,
-    });
-    if let Some(fields) = fields.as_object_mut().filter(|_| timed_out) {
-        fields.insert("timed_out".to_owned(), true.into());
-    }
-    let mut output = crate::json(&fields);
-    output.success = success;
-    output
 }
 
 fn is_off(sandbox: &dyn Sandbox) -> bool {
@@ -171,7 +150,7 @@ fn names_network(stderr: &str) -> bool {
 fn blocked(line: &str) -> Option<String> {
     let mut is_command = true;
     let mut is_target = false;
-    for token in Tokens::new(line) {
+    for token in tokens(line) {
         match token {
             Token::Separator => (is_command, is_target) = (true, false),
             Token::Redirection => is_target = true,
@@ -187,23 +166,8 @@ fn blocked(line: &str) -> Option<String> {
                 if BLOCKED.contains(&stem) {
                     return Some(format!(r"\b{stem}\b"));
                 }
-                // A variable precedes the command, and these words another one.
-                let precedes = word.contains('=')
-                    || matches!(
-                        program,
-                        "env"
-                            | "xargs"
-                            | "nice"
-                            | "nohup"
-                            | "time"
-                            | "timeout"
-                            | "command"
-                            | "then"
-                            | "do"
-                            | "else"
-                            | "!"
-                    );
-                is_command = precedes;
+                // A variable precedes the command.
+                is_command = word.contains('=') || PRECEDING.contains(&program);
             }
             Token::Word(_) => {}
         }
@@ -220,61 +184,38 @@ enum Token {
     Redirection,
 }
 
-/// The tokens of a command line.
-struct Tokens<'l> {
-    rest: std::iter::Peekable<std::str::Chars<'l>>,
-}
-
-impl<'l> Tokens<'l> {
-    fn new(line: &'l str) -> Self {
-        Self {
-            rest: line.chars().peekable(),
-        }
-    }
-
-    fn word(&mut self) -> String {
-        let mut word = String::new();
-        while let Some(c) = self.rest.peek().copied() {
-            match c {
-                '\'' | '"' => {
-                    self.rest.next();
-                    word.extend(self.rest.by_ref().take_while(|next| *next != c));
-                    continue;
-                }
-                '\\' => {
-                    self.rest.next();
-                    word.extend(self.rest.peek());
-                }
-                c if c.is_whitespace() || is_operator(c) => break,
-                c => word.push(c),
+fn tokens(line: &str) -> Vec<Token> {
+    let mut rest = line.chars().peekable();
+    let mut tokens = Vec::new();
+    while let Some(c) = rest.peek().copied() {
+        match c {
+            ' ' | '\t' => {
+                rest.next();
             }
-            self.rest.next();
-        }
-        word
-    }
-}
-
-impl Iterator for Tokens<'_> {
-    type Item = Token;
-
-    fn next(&mut self) -> Option<Token> {
-        while self.rest.next_if(|c| matches!(c, ' ' | '\t')).is_some() {}
-        match *self.rest.peek()? {
             '>' => {
-                while self
-                    .rest
-                    .next_if(|c| matches!(c, '>' | '|' | '&'))
-                    .is_some()
-                {}
-                Some(Token::Redirection)
+                while rest.next_if(|c| matches!(c, '>' | '|' | '&')).is_some() {}
+                tokens.push(Token::Redirection);
             }
             c if is_operator(c) || c.is_whitespace() => {
-                self.rest.next();
-                Some(Token::Separator)
+                rest.next();
+                tokens.push(Token::Separator);
             }
-            _ => Some(Token::Word(self.word())),
+            _ => tokens.push(Token::Word(word(&mut rest))),
         }
     }
+    tokens
+}
+
+fn word(rest: &mut Peekable<Chars<'_>>) -> String {
+    let mut word = String::new();
+    while let Some(c) = rest.next_if(|c| !c.is_whitespace() && !is_operator(*c)) {
+        match c {
+            '\'' | '"' => word.extend(rest.by_ref().take_while(|next| *next != c)),
+            '\\' => word.extend(rest.next()),
+            c => word.push(c),
+        }
+    }
+    word
 }
 
 fn is_operator(c: char) -> bool {

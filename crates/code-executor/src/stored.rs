@@ -1,15 +1,12 @@
 //! The tools for files that are stored.
 
 use bytes::Bytes;
-use cantle_core::sandbox::{
-    ByteRange, Sandbox as _, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
-};
+use cantle_core::principal::Level;
+use cantle_core::sandbox::{ByteRange, Sandbox as _, SandboxError, SandboxPath, WriteOptions};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{FileId, FileRecord, Files, NewFile, safe_name};
 use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
-
-use crate::failed;
 
 /// Characters of a document that a model gets.
 const MAX_DOCUMENT: usize = 10_000;
@@ -72,7 +69,7 @@ pub(crate) fn tools(files: &Files) -> Vec<DynTool> {
         ),
         tool(files, "create_document", "Store a text file.", create),
         tool(files, "upload_file", "Store a file of the sandbox.", upload),
-        tool(files, "delete_file", "Delete a stored file.", delete),
+        tool(files, "delete_file", "Delete a stored file.", delete).with_level(Level::User),
     ]
 }
 
@@ -94,11 +91,11 @@ fn parse(id: &str) -> Result<FileId, ToolError> {
 
 async fn find(files: &Files, id: &str, cx: &ToolContext) -> Result<FileRecord, ToolError> {
     let owner = cx.require_principal()?.id().as_str();
-    files.find(owner, parse(id)?).await.map_err(failed)
+    Ok(files.find(owner, parse(id)?).await?)
 }
 
 async fn described(files: &Files, record: &FileRecord) -> Result<Value, ToolError> {
-    let url = files.url(record).await.map_err(failed)?;
+    let url = files.url(record).await?;
     Ok(json!({
         "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
         "mime_type": record.mime_type, "created_at": record.created_at,
@@ -109,12 +106,9 @@ async fn load(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput,
     let record = find(&files, &params.file_id, &cx).await?;
     // Another program may have written the record.
     let local_path = format!("/tmp/{}", safe_name(&record.filename));
-    let path =
-        SandboxPath::new(&local_path).map_err(|error| ToolError::failed(error.to_string()))?;
-    let content = files.content(&record, None).await.map_err(failed)?;
-    let content = content.map_err(|error| {
-        SandboxError::new(SandboxErrorKind::Io, error.to_string()).with_source(error)
-    });
+    let path = SandboxPath::new(&local_path).map_err(SandboxError::from)?;
+    let content = files.content(&record, None).await?;
+    let content = content.map_err(SandboxError::from);
     let options = WriteOptions::default().with_size(record.size_bytes);
     cx.require_sandbox()?
         .write(&path, options, Box::pin(content))
@@ -129,7 +123,7 @@ async fn list(files: Files, params: Page, cx: ToolContext) -> Result<ToolOutput,
     let owner = cx.require_principal()?.id().as_str();
     let after = params.after.as_deref().map(parse).transpose()?;
     let mut listed = Vec::new();
-    for record in files.list(owner, after, LISTED).await.map_err(failed)? {
+    for record in files.list(owner, after, LISTED).await? {
         listed.push(described(&files, &record).await?);
     }
     Ok(crate::json(&json!({ "files": listed })))
@@ -143,8 +137,8 @@ async fn link(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput,
 async fn read(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let record = find(&files, &params.file_id, &cx).await?;
     let range = 0..record.size_bytes.min(MAX_DOCUMENT_BYTES);
-    let content = files.content(&record, Some(range)).await.map_err(failed)?;
-    let chunks: Vec<Bytes> = content.try_collect().await.map_err(failed)?;
+    let content = files.content(&record, Some(range)).await?;
+    let chunks: Vec<Bytes> = content.try_collect().await?;
     let text = String::from_utf8_lossy(&chunks.concat()).into_owned();
     let cut: String = text.chars().take(MAX_DOCUMENT).collect();
     let truncated = cut.len() < text.len() || record.size_bytes > MAX_DOCUMENT_BYTES;
@@ -158,29 +152,22 @@ async fn create(files: Files, params: Document, cx: ToolContext) -> Result<ToolO
     let new = NewFile::named(params.filename)
         .with_group("documents")
         .with_run(cx.run.to_string());
-    let record = files
-        .put_bytes(owner, new, params.content)
-        .await
-        .map_err(failed)?;
+    let record = files.put_bytes(owner, new, params.content).await?;
     Ok(crate::json(&described(&files, &record).await?))
 }
 
 async fn upload(files: Files, params: Upload, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let owner = cx.require_principal()?.id().as_str();
-    let path =
-        SandboxPath::new(&params.path).map_err(|error| ToolError::failed(error.to_string()))?;
+    let path = SandboxPath::new(&params.path).map_err(SandboxError::from)?;
     let content = cx.require_sandbox()?.read(&path, ByteRange::all()).await?;
     let new = NewFile::named(params.path).with_run(cx.run.to_string());
-    let record = files.put(owner, new, content).await.map_err(failed)?;
+    let record = files.put(owner, new, content).await?;
     Ok(crate::json(&described(&files, &record).await?))
 }
 
 async fn delete(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let owner = cx.require_principal()?.id().as_str();
-    let record = files
-        .remove(owner, parse(&params.file_id)?)
-        .await
-        .map_err(failed)?;
+    let record = files.remove(owner, parse(&params.file_id)?).await?;
     Ok(crate::json(
         &json!({ "file_id": record.id, "filename": record.filename, "deleted": true }),
     ))
