@@ -5,12 +5,13 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use cantle::core::ids::RunId;
 use cantle_files::{FileId, FileStore, Files, NewFile, safe_name};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, TryStreamExt as _, stream};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::fs::File;
@@ -24,8 +25,6 @@ use crate::state_dir::StateDir;
 const FILES: &str = "files:";
 /// Bytes of a file that are read at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Files that are listed at once.
-const PAGE: u32 = 1000;
 /// The fact that has the path of a run's file.
 const PATH: &str = "path";
 
@@ -158,25 +157,19 @@ impl OpenStore {
             return Ok(stored);
         };
         let run = run.to_string();
-        let mut after = None;
-        loop {
-            let page = files.list(owner, after, PAGE).await?;
-            for record in &page {
-                // Both ids begin with their time.
-                if record.id.simple().to_string() < run {
-                    return Ok(stored);
-                }
-                let name = record.metadata.get(PATH).and_then(Value::as_str);
-                if let Some(name) = name.filter(|_| record.run.as_ref() == Some(&run)) {
-                    let key = (name.to_owned(), record.sha256.clone());
-                    stored.insert(key, format!("{FILES}{}", record.id));
-                }
+        let mut records = pin!(files.all(owner));
+        while let Some(record) = records.try_next().await? {
+            // Both ids begin with their time.
+            if record.id.simple().to_string() < run {
+                break;
             }
-            let Some(last) = page.last() else {
-                return Ok(stored);
-            };
-            after = Some(last.id);
+            let name = record.metadata.get(PATH).and_then(Value::as_str);
+            if let Some(name) = name.filter(|_| record.run.as_ref() == Some(&run)) {
+                let key = (name.to_owned(), record.sha256);
+                stored.insert(key, format!("{FILES}{}", record.id));
+            }
         }
+        Ok(stored)
     }
 
     /// Copies a file of this machine, and returns its address.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use cantle_files::{FileId, FileRecord, Files, FilesError, FilesErrorKind, NewFile, safe_name};
+use futures_util::TryStreamExt as _;
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 
@@ -15,8 +16,6 @@ use crate::files;
 use crate::state_dir::StateDir;
 use crate::text::{plural, size};
 
-/// Files of one request to the catalogue.
-const PAGE: u32 = 1000;
 /// Age of objects without a record that no upload is still writing.
 const SWEEP_AGE: Duration = Duration::from_secs(60 * 60);
 /// The name of standard output.
@@ -62,15 +61,8 @@ async fn perform_command(args: StoredFilesArgs) -> Result<u8, Failure> {
 }
 
 async fn list(files: &Files, owner: &str, json: bool) -> Result<(), Failure> {
-    let mut records: Vec<FileRecord> = Vec::new();
-    loop {
-        let after = records.last().map(|record| record.id);
-        let page = files.list(owner, after, PAGE).await.map_err(failure)?;
-        if page.is_empty() {
-            break;
-        }
-        records.extend(page);
-    }
+    let records = files.all(owner).try_collect().await;
+    let records: Vec<FileRecord> = records.map_err(failure)?;
     if json {
         let text = serde_json::to_string_pretty(&records).context("failed to write JSON");
         return print(text.internal()? + "\n");
@@ -109,13 +101,8 @@ async fn put(files: &Files, owner: &str, path: &Path) -> Result<FileRecord, Fail
     let failed = || format!("failed to read {}", path.display());
     let file = tokio::fs::File::open(path).await;
     let file = file.with_context(failed).usage()?;
-    if !file
-        .metadata()
-        .await
-        .with_context(failed)
-        .usage()?
-        .is_file()
-    {
+    let metadata = file.metadata().await.with_context(failed).usage()?;
+    if !metadata.is_file() {
         let message = format!("{} is not a file", path.display());
         return Err(Failure::new(Code::Usage, anyhow!(message)));
     }

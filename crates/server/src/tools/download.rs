@@ -48,27 +48,16 @@ pub(super) async fn serve(
     let range = request.headers().get(header::RANGE);
     let size_bytes = record.size_bytes;
     let requested = parse_range(range.and_then(|it| it.to_str().ok()), size_bytes);
-    let (status, length, range) = match requested {
-        RangeRequest::Unsatisfiable => {
-            let range = [(header::CONTENT_RANGE, format!("bytes */{size_bytes}"))];
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, range).into_response());
-        }
-        RangeRequest::Whole => (StatusCode::OK, size_bytes, None),
-        RangeRequest::Part { first, last } => (
-            StatusCode::PARTIAL_CONTENT,
-            last - first + 1,
-            Some((first, last)),
-        ),
+    let (status, sizes) = requested.head(size_bytes);
+    let part = match requested {
+        RangeRequest::Whole => None,
+        RangeRequest::Part { first, last } => Some(first..last + 1),
+        RangeRequest::Unsatisfiable => return Ok((status, AppendHeaders(sizes)).into_response()),
     };
-    let part = range.map(|(first, last)| first..last + 1);
     let content = files.content(&record, part).await.map_err(failed)?;
-    let mut headers = headers(&record);
-    headers.push((header::CONTENT_LENGTH, length.to_string()));
-    if let Some((first, last)) = range {
-        let range = format!("bytes {first}-{last}/{size_bytes}");
-        headers.push((header::CONTENT_RANGE, range));
-    }
-    Ok((status, AppendHeaders(headers), Body::from_stream(content)).into_response())
+    let headers = AppendHeaders(headers(&record));
+    let body = Body::from_stream(content);
+    Ok((status, AppendHeaders(sizes), headers, body).into_response())
 }
 
 fn headers(record: &FileRecord) -> Vec<(header::HeaderName, String)> {
@@ -76,7 +65,6 @@ fn headers(record: &FileRecord) -> Vec<(header::HeaderName, String)> {
         (header::CONTENT_TYPE, record.mime_type.clone()),
         (header::CONTENT_DISPOSITION, disposition(&record.filename)),
         (header::ETAG, format!("\"{}\"", record.sha256)),
-        (header::ACCEPT_RANGES, "bytes".to_owned()),
         (header::CACHE_CONTROL, "private".to_owned()),
         // A page that code has made gets no rights of this server's pages.
         (header::CONTENT_SECURITY_POLICY, "sandbox".to_owned()),

@@ -1,7 +1,7 @@
 //! The manifest: the tools in the words of the orchestrator.
 
 use cantle_core::tool::DynTool;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::ToolService;
 
@@ -25,10 +25,8 @@ fn parameters(tool: &DynTool) -> Vec<Value> {
     let schema = tool.spec().parameters();
     let required = schema.get("required").and_then(Value::as_array);
     let is_required = |name: &str| required.is_some_and(|it| it.iter().any(|it| it == name));
-    let none = Map::new();
     let properties = schema.get("properties").and_then(Value::as_object);
-    let properties = properties.unwrap_or(&none).iter();
-    let parameters = properties.map(|(name, schema)| {
+    let parameters = properties.into_iter().flatten().map(|(name, schema)| {
         let mut parameter = json!({
             "name": name,
             "type": type_of(schema),

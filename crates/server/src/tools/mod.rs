@@ -8,7 +8,6 @@ mod download;
 mod leases;
 mod manifest;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ const CALLS_PER_MINUTE: u32 = 120;
 
 /// Tools that a [`Server`](crate::Server) offers to orchestrators, in a leased sandbox for each principal.
 #[must_use]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ToolService {
     module: String,
     description: String,
@@ -89,15 +88,6 @@ impl ToolService {
     pub fn calls_per_minute(mut self, calls: u32) -> Self {
         self.calls_per_minute = calls;
         self
-    }
-}
-
-impl fmt::Debug for ToolService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ToolService")
-            .field("module", &self.module)
-            .field("tools", &self.tools)
-            .finish_non_exhaustive()
     }
 }
 

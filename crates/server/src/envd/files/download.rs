@@ -9,7 +9,7 @@ use cantle_core::sandbox::{
     SpawnRequest,
 };
 use futures_util::{StreamExt as _, stream};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, header};
 
 use super::FileQuery;
 use super::range::{self, RangeRequest};
@@ -63,10 +63,9 @@ pub(super) async fn serve(
     let requested = range::parse(range, size_bytes);
     let bytes = match requested {
         RangeRequest::Unsatisfiable => {
-            let message = "the requested range does not exist";
-            let response = plain(StatusCode::RANGE_NOT_SATISFIABLE, message);
-            let range = [(header::CONTENT_RANGE, format!("bytes */{size_bytes}"))];
-            return Ok((range, response).into_response());
+            let (status, headers) = requested.head(size_bytes);
+            let response = plain(status, "the requested range does not exist");
+            return Ok((AppendHeaders(headers), response).into_response());
         }
         RangeRequest::Whole => ByteRange::all(),
         RangeRequest::Part { first, last } => ByteRange::new(first, last - first + 1),
@@ -91,21 +90,7 @@ pub(super) async fn serve(
     if !size_is_reliable {
         return Ok(body.into_response());
     }
-    let (status, length, range) = match requested {
-        RangeRequest::Part { first, last } => {
-            let range = (
-                header::CONTENT_RANGE,
-                format!("bytes {first}-{last}/{size_bytes}"),
-            );
-            (StatusCode::PARTIAL_CONTENT, last - first + 1, Some(range))
-        }
-        _ => (StatusCode::OK, size_bytes, None),
-    };
-    let mut sizes = vec![
-        (header::ACCEPT_RANGES, "bytes".to_owned()),
-        (header::CONTENT_LENGTH, length.to_string()),
-    ];
-    sizes.extend(range);
+    let (status, sizes) = requested.head(size_bytes);
     Ok((status, AppendHeaders(sizes), body).into_response())
 }
 

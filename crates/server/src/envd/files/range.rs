@@ -1,5 +1,7 @@
 //! The `Range` header (RFC 9110, section 14) with one range of bytes.
 
+use http::{HeaderName, StatusCode, header};
+
 /// The requested part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeRequest {
@@ -9,6 +11,28 @@ pub(crate) enum RangeRequest {
     Part { first: u64, last: u64 },
     /// No byte of the range exists.
     Unsatisfiable,
+}
+
+impl RangeRequest {
+    /// Returns the status of a response with the requested part of a file, and the headers that describe the part.
+    pub(crate) fn head(self, size_bytes: u64) -> (StatusCode, Vec<(HeaderName, String)>) {
+        let (status, length, range) = match self {
+            Self::Whole => (StatusCode::OK, Some(size_bytes), None),
+            Self::Part { first, last } => {
+                let range = format!("bytes {first}-{last}/{size_bytes}");
+                let length = Some(last - first + 1);
+                (StatusCode::PARTIAL_CONTENT, length, Some(range))
+            }
+            Self::Unsatisfiable => {
+                let range = format!("bytes */{size_bytes}");
+                (StatusCode::RANGE_NOT_SATISFIABLE, None, Some(range))
+            }
+        };
+        let mut headers = vec![(header::ACCEPT_RANGES, "bytes".to_owned())];
+        headers.extend(length.map(|length| (header::CONTENT_LENGTH, length.to_string())));
+        headers.extend(range.map(|range| (header::CONTENT_RANGE, range)));
+        (status, headers)
+    }
 }
 
 /// Parses the header for a file of `size_bytes`.
