@@ -55,7 +55,6 @@ impl Principal {
 
 /// The id of a principal, to which everything is accounted that the principal uses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
 pub struct PrincipalId(Arc<str>);
 
 impl PrincipalId {
@@ -68,12 +67,6 @@ impl PrincipalId {
 impl From<String> for PrincipalId {
     fn from(text: String) -> Self {
         Self(text.into())
-    }
-}
-
-impl From<PrincipalId> for String {
-    fn from(id: PrincipalId) -> Self {
-        id.as_str().to_owned()
     }
 }
 

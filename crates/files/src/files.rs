@@ -169,9 +169,7 @@ impl Files {
         let quota = self.limits.quota;
         let usage = self.records.usage(owner).await?;
         // Refused before the first byte is read, and during the upload; the catalogue decides in the end.
-        if !quota.admits(usage, 0) {
-            return Err(quota.exceeded());
-        }
+        quota.check(usage, 0)?;
         let id = Uuid::now_v7();
         // `object_store` signs encoded keys for Azure, which verifies them decoded.
         let name = new.name.replace(|it: char| !it.is_ascii(), "_");
@@ -182,10 +180,7 @@ impl Files {
                 let message = format!("the file is larger than the limit of {file_bytes} bytes");
                 return Err(FilesError::new(FilesErrorKind::TooLarge, message));
             }
-            match quota.admits(usage, size) {
-                true => Ok(()),
-                false => Err(quota.exceeded()),
-            }
+            quota.check(usage, size)
         };
         let path = self.store.path(&key)?;
         let object = upload(self.store.objects(), &path, content, check_size).await?;

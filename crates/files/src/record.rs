@@ -74,9 +74,16 @@ impl Quota {
         Self { files, bytes }
     }
 
-    /// Returns whether a file of this size may be added.
-    pub fn admits(&self, usage: Usage, size_bytes: u64) -> bool {
-        usage.files < self.files && usage.bytes.saturating_add(size_bytes) <= self.bytes
+    /// Checks that a file of this size may be added.
+    ///
+    /// # Errors
+    /// The quota [is exceeded](Self::exceeded).
+    pub fn check(self, usage: Usage, size_bytes: u64) -> Result<(), FilesError> {
+        let bytes = usage.bytes.saturating_add(size_bytes);
+        match usage.files < self.files && bytes <= self.bytes {
+            true => Ok(()),
+            false => Err(self.exceeded()),
+        }
     }
 
     /// Returns the refusal of a file for which there is no quota.

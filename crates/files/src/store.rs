@@ -208,12 +208,8 @@ impl FileStore {
     }
 
     pub(crate) fn path(&self, key: &str) -> Result<Path, FilesError> {
-        let path = if self.prefix.as_ref().is_empty() {
-            Path::parse(key)
-        } else {
-            Path::parse(format!("{}/{key}", self.prefix))
-        };
-        path.map_err(|error| FilesError::from(ObjectError::from(error)))
+        let key = Path::parse(key).map_err(ObjectError::from)?;
+        Ok(self.prefix.parts().chain(key.parts()).collect())
     }
 
     /// Returns the key of a path below the prefix; `None` for one that files do not have, such as that of

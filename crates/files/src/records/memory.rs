@@ -53,9 +53,7 @@ impl Records for MemoryRecords {
 
     async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
         let mut records = self.records();
-        if !quota.admits(usage_of(&records, &record.owner), record.size_bytes) {
-            return Err(quota.exceeded());
-        }
+        quota.check(usage_of(&records, &record.owner), record.size_bytes)?;
         records.insert(record.id, record.clone());
         Ok(())
     }
