@@ -42,15 +42,15 @@ const HELP: &str = "\
 /cost              tokens and cost of this conversation
 /files             delivered files, and files of the working directory
 /diff              the latest changes of --workdir
-/undo              put back the files of the latest changes that were applied
+/undo              restore the files of the latest changes that were applied
 /approve [RULES]   which calls need approval: never, ask or a file of rules
 /model [NAME]      the model from now on
 /compact           replace the conversation by a summary that the model writes
 /save FILE         save the conversation: as Markdown, or with .json as a history
-/quit              leave; `cantle chat --continue last` goes on
+/quit              end the conversation; `cantle chat --continue last` continues it
 
-Alt-Enter, or a backslash before Enter, begins a new line. Ctrl-C cancels a message; twice, or Ctrl-D, leaves.
-What you type while the model works is sent with its next turn.
+Alt-Enter, or a backslash before Enter, begins a new line. Ctrl-C cancels a message; pressed twice, it ends the
+conversation, as Ctrl-D does. What you type while the model works is sent with its next turn.
 ";
 
 const COMMANDS: [&str; 10] = [
@@ -160,7 +160,7 @@ impl Chat {
         }
         self.close(None).await;
         if let Some(run) = self.runs.last() {
-            print(format!("To go on: cantle chat --continue {run}\n"))?;
+            print(format!("To continue: cantle chat --continue {run}\n"))?;
         }
         Ok(self.code)
     }
@@ -406,7 +406,7 @@ impl Chat {
     /// Shows or reverts the changes of a run.
     async fn apply(&self, run: Option<RunId>, what: &str) -> Result<Next, Failure> {
         let Some(run) = run else {
-            print("There are no changes of --workdir to show or to put back.\n")?;
+            print("There are no changes of --workdir to show or to undo.\n")?;
             return Ok(Next::Read);
         };
         let how = ApplyArgs {

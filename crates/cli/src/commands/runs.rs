@@ -236,7 +236,7 @@ fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
     }
     if let Some(size_bytes) = kept_sandbox::size_of_finished(run) {
         let continued = format!(
-            "{}; cantle run --continue {} goes on in it",
+            "{}; cantle run --continue {} continues in it",
             size(size_bytes),
             run.run
         );
@@ -393,7 +393,7 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
     }
     if how.reject {
         if matches!(changes.status, Status::Applied | Status::Applying) {
-            let message = "the changes are applied; --revert puts the files back";
+            let message = "the changes are applied; --revert restores the files";
             return Err(anyhow!(message)).usage();
         }
         copy.reject(&mut changes).internal()?;

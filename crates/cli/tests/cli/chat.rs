@@ -131,7 +131,7 @@ async fn messages_share_the_conversation_and_the_sandbox() {
     chat.enters("/save talk.md").await;
     chat.shows("Saved talk.md").await;
     chat.enters("/quit").await;
-    let shown = chat.shows("To go on: cantle chat --continue ").await;
+    let shown = chat.shows("To continue: cantle chat --continue ").await;
     assert!(!shown.contains("cantle: "), "{shown:?}");
     assert_eq!(chat.ended().await.code, Some(0));
 
@@ -262,7 +262,7 @@ async fn interrupting_twice_leaves_and_says_how_to_go_on() {
     chat.types("\u{3}").await;
     chat.shows("interrupt again to exit").await;
     chat.types("\u{3}").await;
-    chat.shows("To go on: cantle chat --continue ").await;
+    chat.shows("To continue: cantle chat --continue ").await;
     let exited = chat.ended().await;
     assert_eq!(exited.code, Some(4), "{exited:?}");
     let run = exited.stdout.trim();

@@ -223,7 +223,7 @@ async fn killed_while_it_delivers_a_run_delivers_once_when_it_is_resumed() {
     assert_eq!(server.requests().len(), 2, "no further model call");
     // Its sandbox is kept like that of every finished run.
     let kept = env.run(["runs", "show", &run]).await;
-    assert!(kept.stdout.contains("goes on in it"), "{kept:?}");
+    assert!(kept.stdout.contains("continues in it"), "{kept:?}");
 }
 
 /// Runs the task with a catalogue that refuses the files for which the condition holds, and returns how it ended.
