@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::{Path, PathPart};
+#[cfg(any(feature = "azure", feature = "s3"))]
 use object_store::signer::{Method, Signer};
 use object_store::{
     Error as ObjectError, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
@@ -58,6 +59,7 @@ pub enum Urls {
 #[derive(Clone)]
 pub struct FileStore {
     objects: Arc<dyn ObjectStore>,
+    #[cfg(any(feature = "azure", feature = "s3"))]
     signer: Option<Arc<dyn Signer>>,
     prefix: Path,
     urls: Urls,
@@ -76,6 +78,7 @@ impl FileStore {
     pub fn new(objects: Arc<dyn ObjectStore>) -> Self {
         Self {
             objects,
+            #[cfg(any(feature = "azure", feature = "s3"))]
             signer: None,
             prefix: Path::default(),
             urls: Urls::None,
@@ -112,6 +115,7 @@ impl FileStore {
     }
 
     /// Sets the signer of presigned addresses.
+    #[cfg(any(feature = "azure", feature = "s3"))]
     pub fn with_signer(mut self, signer: Arc<dyn Signer>) -> Self {
         self.signer = Some(signer);
         self
@@ -135,7 +139,7 @@ impl FileStore {
     /// The store can't sign and presigned addresses are wanted, or the base is no `http` address.
     pub fn with_urls(mut self, urls: Urls) -> Result<Self, FilesError> {
         let problem = match &urls {
-            Urls::Presigned(_) if self.signer.is_none() => {
+            Urls::Presigned(_) if !self.can_sign() => {
                 "this file store can't sign addresses: use public addresses or those of a server"
             }
             Urls::Public(base) | Urls::Signed { base, .. } if !base.has_host() => {
@@ -147,6 +151,13 @@ impl FileStore {
             }
         };
         Err(FilesError::configuration(problem))
+    }
+
+    fn can_sign(&self) -> bool {
+        #[cfg(any(feature = "azure", feature = "s3"))]
+        return self.signer.is_some();
+        #[cfg(not(any(feature = "azure", feature = "s3")))]
+        return false;
     }
 
     /// Returns whether a signature of [`Urls::Signed`] is valid for a key until a time in seconds since 1970,
@@ -171,15 +182,12 @@ impl FileStore {
 
     /// Returns the present address of an object.
     pub(crate) async fn url(&self, key: &str) -> Result<Option<String>, FilesError> {
-        match (&self.urls, &self.signer) {
-            (
-                Urls::Signed {
-                    base,
-                    key: secret,
-                    valid,
-                },
-                _,
-            ) => {
+        match &self.urls {
+            Urls::Signed {
+                base,
+                key: secret,
+                valid,
+            } => {
                 let valid = i64::try_from(valid.as_secs()).unwrap_or(i64::MAX);
                 let expires = Timestamp::now().as_second().saturating_add(valid);
                 let mut url = below(base, std::iter::once("files").chain(key.split('/')));
@@ -193,7 +201,11 @@ impl FileStore {
                     .append_pair("signature", &signature);
                 Ok(Some(url.into()))
             }
-            (Urls::Presigned(valid), Some(signer)) => {
+            #[cfg(any(feature = "azure", feature = "s3"))]
+            Urls::Presigned(valid) => {
+                let Some(signer) = &self.signer else {
+                    return Ok(None);
+                };
                 let path = self.path(key)?;
                 let url = signer.signed_url(Method::GET, &path, *valid).await?;
                 Ok(Some(url.into()))
