@@ -155,27 +155,29 @@ where
     F: Future<Output = Result<u8, Failure>>,
 {
     let token = CancellationToken::new();
-    on_runtime(&mut runtime, async {
+    let code = on_runtime(&mut runtime, async {
         let mut interrupts = Interrupts::listen()?;
         tokio::select! {
-            result = command(token.clone()) => result,
-            () = interrupts.cancel_then_wait(&token) => {
-                // The status line and `^C` stand in the way of the prompt.
-                let resumable = match interrupted == Code::Cancelled as u8 {
-                    true => "; `cantle runs list` shows the runs that can be resumed",
-                    false => "",
-                };
-                let _ = writeln!(std::io::stderr(), "\ncantle: interrupted{resumable}");
-                Ok(interrupted)
-            }
+            result = command(token.clone()) => result.map(Some),
+            () = interrupts.cancel_then_wait(&token) => Ok(None),
         }
-    })
+    })?;
+    // Now the display's last write has ended.
+    Ok(code.unwrap_or_else(|| {
+        // The status line and `^C` stand in the way of the prompt.
+        let resumable = match interrupted == Code::Cancelled as u8 {
+            true => "; `cantle runs list` shows the runs that can be resumed",
+            false => "",
+        };
+        let _ = writeln!(std::io::stderr(), "\ncantle: interrupted{resumable}");
+        interrupted
+    }))
 }
 
-fn on_runtime(
+fn on_runtime<T>(
     runtime: &mut tokio::runtime::Builder,
-    command: impl Future<Output = Result<u8, Failure>>,
-) -> Result<u8, Failure> {
+    command: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     let runtime = runtime.enable_all().build();
     let runtime = runtime.context("failed to start the runtime").internal()?;
     let result = runtime.block_on(command);

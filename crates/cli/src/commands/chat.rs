@@ -223,6 +223,7 @@ impl Chat {
         let performed = tokio::select! {
             performed = self.perform_message(message, &mut display, &token) => performed,
             () = interrupts.cancel_then_wait(&token) => {
+                display.clear_live().await;
                 print("\n")?;
                 self.code = Code::Cancelled as u8;
                 let is_new = |run: &RunId| !self.runs.contains(run);

@@ -205,7 +205,7 @@ impl Display {
         self.redraw().await;
     }
 
-    /// Removes the live lines, so that other code can write to the terminal.
+    /// Removes the live lines, so that other code can write to the terminal. Ends a write that was abandoned, too.
     pub(crate) async fn clear_live(&mut self) {
         let cleared = self.screen.clear();
         self.stderr.write(cleared.as_bytes()).await;
@@ -318,7 +318,7 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
     }
 
     async fn write(&mut self, bytes: &[u8]) {
-        let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) else {
+        let Some(writer) = &mut self.writer else {
             return;
         };
         let mut written = writer.write_all(bytes).await;
