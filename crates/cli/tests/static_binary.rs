@@ -20,7 +20,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use self::support::{Exited, peer, wait_for_exit};
+use self::support::{Exited, peer, static_program, wait_for_exit};
 
 /// Copies a program with `cp`: a file that this process writes can't be executed while a child that another
 /// test has just forked has it open.
@@ -35,7 +35,7 @@ struct Root(TempDir);
 impl Root {
     /// Creates one with nothing else; `None`, with a message, if that is not possible.
     fn empty() -> Option<Self> {
-        let [program] = peer("static", ["CANTLE_TEST_STATIC_BIN"])?;
+        let program = static_program()?;
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: only root can enter another root directory");
             return None;

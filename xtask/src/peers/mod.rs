@@ -175,7 +175,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             let busybox = busybox::bring_up(workshop);
             Ok((busybox, docker::bring_up(workshop)))
         });
-        let program = start(scope, "static", || static_program::bring_up(workshop));
+        let program = start(scope, "static", || static_program::bring_up(workshop, lane));
         let e2b = start(scope, "e2b", || e2b::bring_up(workshop, lane));
         let matplotlib = start(scope, "matplotlib", || matplotlib::bring_up(workshop));
         let moto = start(scope, "moto", || moto::bring_up(workshop));

@@ -49,9 +49,7 @@ pub struct TestArgs {
 pub fn run(args: &TestArgs) -> Result<()> {
     let lane = if args.full { Lane::Full } else { Lane::Quick };
     let mut cargo_args = CargoArgs::parse(&args.cargo_test_args);
-    if lane == Lane::Full {
-        cargo_args.add_stores();
-    }
+    cargo_args.add_features(lane);
     let required = Required::from_env()?;
     let workshop = Workshop::open(&Metadata::read()?.target)?;
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::guard::Guarded;
+use crate::lane::Lane;
 use crate::metadata::Metadata;
 use crate::shell;
 
@@ -47,13 +48,16 @@ impl CargoArgs {
         }
     }
 
-    /// Builds the `cantle` program with all stores, as `cargo xtask dist` does, if it is tested. The quick lane
-    /// tests it without them.
-    pub fn add_stores(&mut self) {
+    /// Builds the `cantle` program, if it is tested, with the optional features of a lane: the full one has the
+    /// servers of the stores, and a static program with all features.
+    pub fn add_features(&mut self, lane: Lane) {
         let is_tested = |word: &String| word == "--workspace" || word.ends_with("cantle-cli");
         if self.cargo.iter().any(is_tested) {
-            let names = ["azure", "postgres", "s3"].map(|name| format!("cantle-cli/{name}"));
-            self.cargo.push(format!("--features={}", names.join(",")));
+            let features = match lane {
+                Lane::Quick => "cantle-cli/otel",
+                Lane::Full => "cantle-cli/azure,cantle-cli/postgres,cantle-cli/s3",
+            };
+            self.cargo.push(format!("--features={features}"));
         }
     }
 

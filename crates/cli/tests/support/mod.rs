@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use cantle_testkit::lane;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -334,6 +335,16 @@ pub(crate) fn without_namespaces() -> Option<Vec<&'static str>> {
     }
     eprintln!("SKIPPED: user namespaces are not available");
     None
+}
+
+/// Returns the path of the static program with all features, which the full lane has.
+pub(crate) fn static_program() -> Option<String> {
+    if !lane::is_full() {
+        lane::skip("the static program belongs to the full lane");
+        return None;
+    }
+    let [program] = peer("static", ["CANTLE_TEST_STATIC_BIN"])?;
+    Some(program)
 }
 
 /// Returns the variables of a peer program; `None`, with a message, if they are not set.
