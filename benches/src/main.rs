@@ -32,10 +32,10 @@ use crate::report::Report;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Adds the numbers of an area, some of which are those of the program at a path.
+/// Measures an area, and adds its numbers to the report. The path is that of the `cantle` program.
 type Measure = fn(&mut Report, &Path) -> Result<()>;
 
-/// What is measured, by name.
+/// The areas that `--only` selects, by name.
 const AREAS: [(&str, Measure); 13] = [
     ("loop", |report, _| client_loop::measure(report)),
     ("sessions", |report, _| sessions::measure(report)),

@@ -162,7 +162,7 @@ where
             () = interrupts.cancel_then_wait(&token) => Ok(None),
         }
     })?;
-    // Now the display's last write has ended.
+    // Only now: the runtime has waited for the display's last write.
     Ok(code.unwrap_or_else(|| {
         // The status line and `^C` stand in the way of the prompt.
         let resumable = match interrupted == Code::Cancelled as u8 {

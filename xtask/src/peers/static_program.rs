@@ -7,7 +7,7 @@ use crate::dist::{self, Profile};
 use crate::lane::Lane;
 
 pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    // All crates are compiled once more for it.
+    // Cargo compiles all crates once more for it.
     if lane == Lane::Quick {
         return Ok(Ready::default());
     }

@@ -212,7 +212,7 @@ async fn collector_is_refused_by_a_build_without_opentelemetry() {
 #[tokio::test]
 async fn spans_reach_a_collector() {
     if !cfg!(feature = "otel") {
-        return lane::skip("the quick lane builds OpenTelemetry");
+        return lane::skip("only the quick lane builds the program with OpenTelemetry");
     }
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
