@@ -296,8 +296,14 @@ fn killed_owner_leaves_nothing_in_any_phase() {
             }
             let (backend, policy) = kind(name);
             let backend = backend.in_directory(place.path());
-            let reclaimed = backend.reclaim(Duration::ZERO).await;
-            assert_eq!(reclaimed.failed, [], "{name}");
+            // A program that the owner was just starting has its descriptors, and so the lock, until `execve`.
+            soon(async {
+                while below(place.path()).len() > 1 {
+                    let reclaimed = backend.reclaim(Duration::ZERO).await;
+                    assert_eq!(reclaimed.failed, [], "{name}");
+                }
+            })
+            .await;
             assert_eq!(below(place.path()).len(), 1, "{name}: what is kept");
             // No partial output exists under its final name.
             assert!(!temporary.path().join("outputs/large").exists());
