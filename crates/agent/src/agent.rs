@@ -77,7 +77,8 @@ impl Agent {
     /// If an input file is missing, the output directory can't be written, or a provider can't be
     /// opened. Everything that was opened is closed again.
     pub async fn session(&self, options: SessionOptions) -> Result<Session, SessionError> {
-        Session::open(Arc::clone(&self.0), options).await
+        // On the heap while it opens: a caller's future may live as long as the session.
+        Box::pin(Session::open(Arc::clone(&self.0), options)).await
     }
 
     /// Opens a session to resume a run that is kept in `store`: reattaches its sandbox and restores its
@@ -96,7 +97,13 @@ impl Agent {
         run: RunId,
         options: ResumeOptions,
     ) -> Result<Session, SessionError> {
-        Session::reopen(Arc::clone(&self.0), store.clone(), run, options).await
+        Box::pin(Session::reopen(
+            Arc::clone(&self.0),
+            store.clone(),
+            run,
+            options,
+        ))
+        .await
     }
 }
 

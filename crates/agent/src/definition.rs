@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use cantle_core::llm::LlmClient;
-use cantle_core::tool::{AskUser, DynTool, ToolProvider};
+use cantle_core::tool::{AskUser, DynTool, Requirements, ToolProvider};
 
 use crate::approval::Approvals;
 use crate::hooks::Hooks;
@@ -36,6 +36,15 @@ impl Definition {
         let mut sub_agents = self.tools.iter().filter_map(|it| it.sub_agent.as_ref());
         own.map(|model| model.slug.clone())
             .or_else(|| sub_agents.find_map(|it| it.model_without_cost()))
+    }
+
+    /// Returns what all providers need from the sandbox.
+    pub(crate) fn requirements(&self) -> Requirements {
+        let mut all = Requirements::new();
+        for provider in &self.providers {
+            all.merge(provider.requirements());
+        }
+        all
     }
 
     /// Returns the table of the agent's tools and these tools of providers.

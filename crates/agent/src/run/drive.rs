@@ -47,7 +47,7 @@ pub(super) struct Driver {
     pub(super) resources: Arc<SessionResources>,
     pub(super) machine: Machine,
     journal: Option<Journal>,
-    pub(super) facts: UnboundedReceiver<Fact>,
+    pub(super) facts: UnboundedReceiver<Box<Fact>>,
     /// Cancels the calls of the turn.
     calls_token: CancellationToken,
     tasks: JoinSet<(usize, CallEvent)>,
@@ -71,7 +71,7 @@ impl Driver {
         resources: Arc<SessionResources>,
         machine: Machine,
         journal: Option<Journal>,
-        facts: UnboundedReceiver<Fact>,
+        facts: UnboundedReceiver<Box<Fact>>,
     ) -> Self {
         Self {
             calls_token: scope.ending.cancellation.child_token(),
@@ -182,7 +182,7 @@ impl Driver {
                     Err(RunError::new(RunErrorKind::Internal, "a tool call was lost"))
                 }
             },
-            Some(fact) = self.facts.recv() => self.record(fact),
+            Some(fact) = self.facts.recv() => self.record(*fact),
             () = sleep(limit.map(|(left, _)| left)) => {
                 match limit {
                     Some((_, state)) if is_last_turn => {
@@ -439,7 +439,7 @@ impl Driver {
     /// Records the facts that have been received from outside.
     pub(super) fn receive_facts(&mut self) -> Result<(), RunError> {
         while let Ok(fact) = self.facts.try_recv() {
-            self.record(fact)?;
+            self.record(*fact)?;
         }
         Ok(())
     }

@@ -94,7 +94,7 @@ impl RunTask {
         self,
         mut history: OwnedMutexGuard<Vec<SharedMessage>>,
         start: RunStart,
-        facts: UnboundedReceiver<Fact>,
+        facts: UnboundedReceiver<Box<Fact>>,
     ) -> Outcome {
         let started = Instant::now();
         let _guard = ScopeGuard(Arc::clone(&self.scope));
@@ -157,7 +157,7 @@ impl RunTask {
     async fn drive(
         &self,
         prepared: PreparedRun,
-        facts: UnboundedReceiver<Fact>,
+        facts: UnboundedReceiver<Box<Fact>>,
     ) -> (RunEnd, Machine) {
         let PreparedRun {
             machine,
@@ -242,7 +242,7 @@ impl RunTask {
             version: VERSION,
             run: self.scope.run,
             time: unix_seconds(),
-            identity: kept.identity.clone(),
+            identity: self.resources.identity(),
             note: kept.note.clone(),
             rules: self.resources.agent.rules.clone(),
             task,

@@ -64,7 +64,7 @@ impl RunControl {
     /// Sends a message to the model, with its next turn. Has no effect after the end of the run.
     pub fn say(&self, content: impl Into<Content>) {
         let content = content.into();
-        let _ = self.0.facts.send(Fact::UserMessage { content });
+        let _ = self.0.facts.send(Box::new(Fact::UserMessage { content }));
     }
 
     /// Decides on a call that needs approval. `digest` is that of

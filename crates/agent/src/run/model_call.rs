@@ -272,7 +272,7 @@ impl Driver {
             let event = tokio::select! {
                 event = stream.next() => event,
                 Some(fact) = self.facts.recv() => {
-                    self.record(fact)?;
+                    self.record(*fact)?;
                     self.commit().await?;
                     continue;
                 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use cantle_core::message::SharedMessage;
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
@@ -35,11 +35,33 @@ pub(crate) struct SessionResources {
     pub(crate) runs: RunOptions,
 }
 
+impl SessionResources {
+    /// Returns the identity of the session's runs. Each keeps its own, which may be large, in its journal only.
+    pub(crate) fn identity(&self) -> Identity {
+        let Self { agent, tools, .. } = self;
+        let providers = agent.providers.iter();
+        let mut providers: Map<String, Value> = providers
+            .map(|provider| (provider.name().to_owned(), provider.identity()))
+            .collect();
+        let requirements = agent.requirements();
+        if !requirements.is_empty() {
+            providers.insert("requirements".to_owned(), json!(requirements));
+        }
+        Identity::new(
+            &agent.name,
+            agent.client.model(),
+            agent.system_prompt.as_deref(),
+            tools.specs(),
+            |name| tools.is_finish(name),
+            &providers,
+        )
+    }
+}
+
 /// A session whose runs are kept.
 pub(crate) struct KeptSession {
     pub(crate) store: RunStore,
     pub(crate) note: Value,
-    pub(crate) identity: Identity,
     /// The sandbox, if it outlives the process.
     pub(crate) sandbox: Option<SandboxHandle>,
     /// Number of runs that can be resumed. While there are any, the sandbox stays.

@@ -21,7 +21,7 @@ const MAX_WORKING: usize = 16;
 /// The background sub-agents of one run.
 #[derive(Debug)]
 pub(crate) struct Background {
-    facts: UnboundedSender<Fact>,
+    facts: UnboundedSender<Box<Fact>>,
     /// Cancels all of them.
     cancellation: CancellationToken,
     changed: watch::Sender<()>,
@@ -121,7 +121,7 @@ impl BackgroundAgent {
 
 impl Background {
     /// An empty registry; `cancellation` is that of the run.
-    pub(crate) fn new(facts: UnboundedSender<Fact>, cancellation: &CancellationToken) -> Self {
+    pub(crate) fn new(facts: UnboundedSender<Box<Fact>>, cancellation: &CancellationToken) -> Self {
         Self {
             facts,
             cancellation: cancellation.child_token(),
@@ -239,7 +239,7 @@ impl Background {
             })
         };
         // Fails only after the end of the run.
-        let _ = self.facts.send(fact);
+        let _ = self.facts.send(Box::new(fact));
         agent.result = Some(result);
         drop(state);
         self.changed.send_replace(());

@@ -37,7 +37,8 @@ pub(crate) struct RunScope {
     /// The directory of the host where its files are saved.
     pub(crate) outputs: Option<OutputDir>,
     /// The channel of facts from outside: user messages, and ends of background sub-agents.
-    pub(crate) facts: UnboundedSender<Fact>,
+    /// Boxed, because a channel allocates the space of many messages at once.
+    pub(crate) facts: UnboundedSender<Box<Fact>>,
     /// The background sub-agents that this run started.
     pub(crate) background: Background,
 }

@@ -169,7 +169,7 @@ impl Session {
             }
             has_new_sandbox = true;
         }
-        let differences = header.identity.compare(&session.identity());
+        let differences = header.identity.compare(&session.resources.identity());
         if !differences.conflicts.is_empty() {
             session.suspend().await;
             let message = format!(

@@ -7,8 +7,8 @@ use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
-use cantle_core::tool::{OpenContext, Requirements};
-use serde_json::{Map, Value, json};
+use cantle_core::tool::OpenContext;
+use serde_json::Value;
 use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -16,7 +16,7 @@ use super::tool_sets::ToolSets;
 use crate::definition::Definition;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
-use crate::journal::{Identity, RunStore};
+use crate::journal::RunStore;
 use crate::run::{KeptSession, RunOptions, SessionResources};
 use crate::skills::{SANDBOX_DIRECTORY, Skills};
 
@@ -66,27 +66,6 @@ impl OpenSession {
         }
     }
 
-    /// The identity of the session's runs.
-    pub(super) fn identity(&self) -> Identity {
-        let SessionResources { agent, tools, .. } = &self.resources;
-        let providers = agent.providers.iter();
-        let mut providers: Map<String, Value> = providers
-            .map(|provider| (provider.name().to_owned(), provider.identity()))
-            .collect();
-        let requirements = requirements(agent);
-        if !requirements.is_empty() {
-            providers.insert("requirements".to_owned(), json!(requirements));
-        }
-        Identity::new(
-            &agent.name,
-            agent.client.model(),
-            agent.system_prompt.as_deref(),
-            tools.specs(),
-            |name| tools.is_finish(name),
-            &providers,
-        )
-    }
-
     /// Keeps the session's runs, and its sandbox with them. `unfinished` of them exist already.
     pub(super) async fn keep(
         mut self,
@@ -115,7 +94,6 @@ impl OpenSession {
             }
         }
         self.resources.kept = Some(KeptSession {
-            identity: self.identity(),
             store,
             note,
             sandbox: handle,
@@ -142,15 +120,6 @@ impl OpenSession {
     }
 }
 
-/// Returns what all providers need from the sandbox.
-fn requirements(agent: &Definition) -> Requirements {
-    let mut all = Requirements::new();
-    for provider in &agent.providers {
-        all.merge(provider.requirements());
-    }
-    all
-}
-
 /// Opens the providers, that of the sandbox first, and copies files into the sandbox.
 async fn open_providers(
     agent: &Arc<Definition>,
@@ -161,7 +130,7 @@ async fn open_providers(
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
     cx.principal.clone_from(&request.runs.principal);
-    cx.requirements = requirements(agent);
+    cx.requirements = agent.requirements();
     cx.durable = request.durable;
     cx.reattach.clone_from(&request.reattach);
     if let Some(progress) = &request.runs.progress {
