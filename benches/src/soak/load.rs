@@ -18,7 +18,7 @@ use cantle_core::sandbox::{
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::serving::{Client, Made};
@@ -45,6 +45,8 @@ const HOSTILE: &[&str] = &[
 /// Longest pause between two commands, and limit of one operation.
 const PAUSE_MS: u64 = 1000;
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Time for what a hostile command left: its killed processes count until each had its turn to end.
+const LEFTOVER_TIME: Duration = Duration::from_secs(20);
 
 /// How often something happened.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -132,9 +134,9 @@ pub(super) async fn use_sandboxes<S: Sandboxes>(
                     let line = line.replace('\'', r"'\''");
                     let line = format!("timeout -s KILL 2 bash -c '{line}'");
                     add(&counts.hostile);
-                    // Whether it fails does not matter, only that it ends; what it leaves may fill the disk.
+                    // Whether it fails does not matter, only that it ends.
                     let ended = timeout(DEADLINE, sandboxes.run(&one, &line)).await;
-                    let _ = timeout(DEADLINE, sandboxes.run(&one, "rm -rf big f*")).await;
+                    let _ = timeout(LEFTOVER_TIME, clean_up(&sandboxes, &one)).await;
                     ended.map_or_else(|error| Err(error.into()), |_| Ok(()))
                 }
                 1 => in_time(sandboxes.transfer(&one, random.usize(..1 << 20))).await,
@@ -148,6 +150,13 @@ pub(super) async fn use_sandboxes<S: Sandboxes>(
         }
         // A sandbox whose supervisor was killed is gone.
         let _ = timeout(DEADLINE, sandboxes.close(one)).await;
+    }
+}
+
+/// Removes the files of hostile commands, as soon as a command can start processes.
+async fn clean_up<S: Sandboxes>(sandboxes: &S, one: &S::One) {
+    while sandboxes.run(one, "rm -rf big f*").await.is_err() {
+        sleep(Duration::from_millis(200)).await;
     }
 }
 
