@@ -51,8 +51,14 @@ impl CallResult {
             timed_out: matches!(output.exit.status, ExitStatus::TimedOut { .. }),
             ..Self::default()
         };
-        if result.timed_out {
-            result.add_to_stderr(&format!("Execution timed out after {time_limit}s"));
+        match output.exit.status {
+            ExitStatus::TimedOut { .. } => {
+                result.add_to_stderr(&format!("Execution timed out after {time_limit}s"));
+            }
+            status @ ExitStatus::LimitReached { .. } => {
+                result.add_to_stderr(&format!("Execution {status}"));
+            }
+            _ => {}
         }
         result
     }

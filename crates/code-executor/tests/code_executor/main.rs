@@ -64,7 +64,11 @@ pub(crate) struct User {
 
 impl User {
     pub(crate) async fn new(files: &Files, id: &str) -> Self {
-        let context = SandboxContext::new(RunId::new(), Policy::workspace());
+        Self::under(Policy::workspace(), files, id).await
+    }
+
+    async fn under(policy: Policy, files: &Files, id: &str) -> Self {
+        let context = SandboxContext::new(RunId::new(), policy);
         Self {
             files: files.clone(),
             sandbox: LocalBackend::new().open(context).await.unwrap(),
@@ -196,6 +200,21 @@ async fn time_limits_are_numbers_in_any_form_and_within_bounds() {
     assert_eq!(
         user.call("run_python", arguments).await.unwrap()["stdout"],
         "1\n"
+    );
+    user.close().await;
+}
+
+#[tokio::test]
+async fn a_limit_that_ends_a_call_is_named() {
+    let directory = TempDir::new().unwrap();
+    let mut policy = Policy::workspace();
+    policy.limits.set("output=1000").unwrap();
+    let user = User::under(policy, &files(&directory).await, "alice").await;
+    let result = user.python("while True: print('x')").await;
+    assert_eq!(result["exit_code"], -1);
+    assert_eq!(
+        result["stderr"],
+        "Execution stopped at the limit of output (1000 bytes)"
     );
     user.close().await;
 }
