@@ -6,7 +6,6 @@ use anyhow::Result;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-use crate::lane::Lane;
 use crate::{features, imports, layers, portable, shell, traits, type_names, workspace};
 
 /// Check format, lints, docs, layers, features, other systems and tidiness.
@@ -33,7 +32,7 @@ enum Part {
     Names,
     /// No default methods in public traits, which wrappers could forget; forwarding for pointers
     Traits,
-    /// Each library that has features without them, and with each alone
+    /// Each library with no feature, and with each alone
     Features,
     /// The local backend for other systems
     Portable,
@@ -74,7 +73,7 @@ impl Part {
             Part::Imports => return imports::check(),
             Part::Names => return type_names::check(),
             Part::Traits => return traits::check(),
-            Part::Features => return features::check(Lane::Quick),
+            Part::Features => return features::check(),
             Part::Portable => return portable::check(),
         };
         shell::run(&mut cargo)

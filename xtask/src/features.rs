@@ -1,18 +1,13 @@
 //! Every library builds without features and with each of its features alone.
-//!
-//! Each build has other features of foreign crates, which are then checked again. So one without features of its own,
-//! which the lints have covered but for what it takes from its neighbours, is built alone in the full lane only.
 
 use anyhow::Result;
 
-use crate::lane::Lane;
 use crate::metadata::Metadata;
 use crate::shell;
 
-pub fn check(lane: Lane) -> Result<()> {
+pub fn check() -> Result<()> {
     let packages = Metadata::read()?.packages;
-    let libraries = packages.iter().filter(|package| package.is_library());
-    for package in libraries.filter(|it| lane == Lane::Full || !it.features.is_empty()) {
+    for package in packages.iter().filter(|package| package.is_library()) {
         let names = package.features.keys().map(String::as_str);
         let alone = names.filter(|name| *name != "default");
         for features in std::iter::once("").chain(alone) {

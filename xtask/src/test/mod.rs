@@ -5,7 +5,7 @@
 //! is started here ends with this one (see [`crate::guard`]).
 //!
 //! There are two lanes: the quick lane runs every behaviour once, the full lane (`--full`) adds the long
-//! matrix, libraries built alone and ten minutes of fuzzing. A test asks for its lane with `cantle_testkit::lane`, and a test
+//! matrix and ten minutes of fuzzing. A test asks for its lane with `cantle_testkit::lane`, and a test
 //! that ran reduced or not at all is named at the end.
 
 mod programs;
@@ -20,7 +20,6 @@ use anyhow::{Result, anyhow, bail};
 
 use self::programs::CargoArgs;
 use self::report::Report;
-use crate::features;
 use crate::fuzz::{self, FuzzArgs};
 use crate::lane::{self, Lane};
 use crate::metadata::Metadata;
@@ -90,7 +89,6 @@ pub fn run(args: &TestArgs) -> Result<()> {
         bail!("tests failed");
     }
     if lane == Lane::Full && args.part.is_none() && args.cargo_test_args.is_empty() {
-        shell::timed("features", || features::check(lane))?;
         shell::timed("fuzzing", || {
             fuzz::run(&FuzzArgs::all(Duration::from_mins(10)))
         })?;
