@@ -45,7 +45,7 @@ const HOSTILE: &[&str] = &[
 /// Longest pause between two commands, and limit of one operation.
 const PAUSE_MS: u64 = 1000;
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Time for what a hostile command left: its killed processes count until each had its turn to end.
+/// Time to clean up after a hostile command: its killed processes count towards the limit until they have exited.
 const LEFTOVER_TIME: Duration = Duration::from_secs(20);
 
 /// How often something happened.

@@ -36,7 +36,7 @@ pub(crate) struct SessionResources {
 }
 
 impl SessionResources {
-    /// Returns the identity of the session's runs. Each keeps its own, which may be large, in its journal only.
+    /// Returns the identity of the session's runs. It may be large, and is needed only for the header of a journal.
     pub(crate) fn identity(&self) -> Identity {
         let Self { agent, tools, .. } = self;
         let providers = agent.providers.iter();
