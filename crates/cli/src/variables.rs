@@ -15,8 +15,8 @@ use crate::trust::read_regular;
 pub(crate) struct VariableArgs {
     /// Environment variable for commands; NAME alone passes on its value in this environment; can be repeated
     ///
-    /// Of this environment, commands get only PATH, with the directories that exist for them. Values are not kept: a
-    /// resumed run takes them from the environment again.
+    /// Of this environment, commands get only the directories of PATH that exist for them, and the user's name. Values
+    /// are not kept: a resumed run takes them from the environment again.
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<Variable>,
 
