@@ -1,5 +1,7 @@
 //! File names that are safe as object keys and on every file system, and the media types of their extensions.
 
+use cantle_core::sandbox::media_type_of_name;
+
 /// Bytes of a name. A key has 33 more, and file systems allow 255 for one component.
 const MAX_BYTES: usize = 200;
 /// Bytes of an extension that survives shortening, with its dot.
@@ -42,23 +44,7 @@ pub fn safe_name(name: &str) -> String {
 
 /// Returns the media type that a file name's extension stands for.
 pub fn media_type(name: &str) -> &'static str {
-    let extension = extension(name).unwrap_or_default().to_ascii_lowercase();
-    match extension.as_str() {
-        ".png" => "image/png",
-        ".jpg" | ".jpeg" => "image/jpeg",
-        ".gif" => "image/gif",
-        ".svg" => "image/svg+xml",
-        ".webp" => "image/webp",
-        ".pdf" => "application/pdf",
-        ".csv" => "text/csv",
-        ".json" => "application/json",
-        ".html" => "text/html",
-        ".txt" => "text/plain",
-        ".md" => "text/markdown",
-        ".xlsx" => "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-        ".zip" => "application/zip",
-        _ => "application/octet-stream",
-    }
+    media_type_of_name(name).unwrap_or("application/octet-stream")
 }
 
 /// Returns the extension with its dot.

@@ -255,7 +255,9 @@ pub(super) async fn artifacts<S: Sandbox + ?Sized>(
         let copied = async {
             room.check(entry.size_bytes)?;
             let from = directory.join(path.relative_bytes())?;
-            copy_into(sandbox, &from, path, room, sink).await
+            let store = |content| sink.store(path, content);
+            let ((), file) = copy_into(sandbox, &from, path, room, store).await?;
+            Ok::<_, SandboxError>(file)
         };
         match copied.await {
             Ok(file) => {
@@ -306,14 +308,18 @@ impl Summary {
     }
 }
 
-/// Copies the file `from` into a sink, as `path`. It can be larger than it was when it was listed.
-pub(super) async fn copy_into<S: Sandbox + ?Sized>(
+/// Stores the file `from` as `path`. It can be larger than it was when it was listed.
+pub(super) async fn copy_into<S, T, F>(
     sandbox: &S,
     from: &SandboxPath,
     path: &SandboxPath,
     room: Room,
-    sink: &dyn ArtifactSink,
-) -> Result<Artifact, SandboxError> {
+    store: impl FnOnce(ByteStream) -> F,
+) -> Result<(T, Artifact), SandboxError>
+where
+    S: Sandbox + ?Sized,
+    F: Future<Output = Result<T, SandboxError>>,
+{
     let range = ByteRange::new(0, room.bytes.saturating_add(1));
     let data = sandbox.read(from, range).await?;
     let (complete, summary) = oneshot::channel();
@@ -332,17 +338,18 @@ pub(super) async fn copy_into<S: Sandbox + ?Sized>(
             Ok(Some((piece, (data, summary, complete))))
         },
     );
-    sink.store(path, Box::pin(content)).await?;
+    let stored = store(Box::pin(content)).await?;
     let summary = summary.await.map_err(|_| {
         let message = "the sink did not read the file to its end";
         SandboxError::new(SandboxErrorKind::Io, message)
     })?;
-    Ok(Artifact {
+    let artifact = Artifact {
         path: path.clone(),
         size_bytes: summary.size_bytes,
         media_type: media_type(path, &summary.magic).map(str::to_owned),
         sha256: format!("{:x}", summary.digest.finalize()),
-    })
+    };
+    Ok((stored, artifact))
 }
 
 /// Returns the media type of a file by its first bytes, or else by its name; `None` if both are unknown.
@@ -351,36 +358,43 @@ pub fn media_type(path: &SandboxPath, first: &[u8]) -> Option<&'static str> {
     // Office documents are archives to their magic bytes.
     by_bytes
         .filter(|found| *found != "application/zip")
-        .or_else(|| by_name(path))
+        .or_else(|| media_type_of_name(&String::from_utf8_lossy(path.file_name()?)))
         .or(by_bytes)
 }
 
-/// Returns the media type of files that have no magic bytes.
-fn by_name(path: &SandboxPath) -> Option<&'static str> {
-    let name = String::from_utf8_lossy(path.file_name()?).to_ascii_lowercase();
+/// Returns the media type that the extension of a file's name stands for, if it is known.
+pub fn media_type_of_name(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase();
     let (_, extension) = name.rsplit_once('.')?;
     Some(match extension {
         "csv" => "text/csv",
         "css" => "text/css",
+        "gif" => "image/gif",
+        "gz" | "tgz" => "application/gzip",
         "html" | "htm" => "text/html",
         "ipynb" => "application/x-ipynb+json",
+        "jpg" | "jpeg" => "image/jpeg",
         "js" | "mjs" => "text/javascript",
         "json" | "geojson" => "application/json",
         "jsonl" | "ndjson" => "application/x-ndjson",
         "md" => "text/markdown",
         "npy" | "npz" => "application/x-numpy",
         "parquet" => "application/vnd.apache.parquet",
+        "pdf" => "application/pdf",
+        "png" => "image/png",
         "py" => "text/x-python",
         "svg" => "image/svg+xml",
         "tex" => "application/x-tex",
         "toml" => "application/toml",
         "tsv" => "text/tab-separated-values",
-        "txt" | "log" => "text/plain",
+        "txt" | "log" | "rs" | "sh" => "text/plain",
+        "webp" => "image/webp",
         "xml" => "text/xml",
         "yaml" | "yml" => "application/yaml",
         "docx" => "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
         "pptx" => "application/vnd.openxmlformats-officedocument.presentationml.presentation",
         "xlsx" => "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+        "zip" => "application/zip",
         _ => return None,
     })
 }

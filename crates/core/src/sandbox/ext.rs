@@ -1,7 +1,6 @@
 //! Convenience methods on top of the [`Sandbox`] trait.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -10,15 +9,15 @@ use futures_util::stream;
 use indexmap::IndexSet;
 
 use super::artifacts::{self, ArtifactLimits, ArtifactSink, Artifacts, Room, copy_into};
-use super::host::{HostEntry, HostThread, HostTree, TemporaryFile, write_temporary};
+use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::matching::{self, MatchedFiles};
 use super::output::Capture;
 use super::reserved::check_reserved;
 use super::staging::{StagedFile, Staging};
 use super::{
-    ByteRange, ByteStream, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions,
-    RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs,
-    SpawnRequest, UploadedFile, UploadedFiles, Walk, WriteOptions,
+    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions, RefusedFile,
+    Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
+    UploadedFile, UploadedFiles, Walk, WriteOptions,
 };
 
 /// Bytes of each channel that [`SandboxExt::run`] keeps: enough for 20,000 characters of UTF-8.
@@ -367,25 +366,6 @@ fn unique(paths: &[String]) -> IndexSet<&String> {
     paths.iter().collect()
 }
 
-/// The sink of one output file, which is not put in place yet.
-#[derive(Debug)]
-struct StagingSink<'s> {
-    host: &'s HostThread,
-    staging: &'s Staging,
-    mode: Option<u32>,
-    file: Mutex<Option<TemporaryFile>>,
-}
-
-#[async_trait]
-impl ArtifactSink for StagingSink<'_> {
-    async fn store(&self, _: &SandboxPath, content: ByteStream) -> Result<(), SandboxError> {
-        let directory = self.staging.directory.clone();
-        let file = write_temporary(self.host, directory, self.mode, content).await?;
-        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
-        Ok(())
-    }
-}
-
 /// Copies one output file into the staging directory.
 async fn stage<S: Sandbox + ?Sized>(
     sandbox: &S,
@@ -410,19 +390,9 @@ async fn stage<S: Sandbox + ?Sized>(
     if info.kind == FileKind::File {
         room.check(info.size_bytes)?;
     }
-    let sink = StagingSink {
-        host,
-        staging,
-        mode: file_mode(&info),
-        file: Mutex::default(),
-    };
-    let artifact = copy_into(sandbox, &path, &path, room, &sink).await?;
-    let file = sink
-        .file
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
-    let file =
-        file.ok_or_else(|| SandboxError::new(SandboxErrorKind::Io, "the copy is missing"))?;
+    let store =
+        |content| write_temporary(host, staging.directory.clone(), file_mode(&info), content);
+    let (file, artifact) = copy_into(sandbox, &path, &path, room, store).await?;
     Ok(StagedFile {
         source: source.to_owned(),
         relative: PathBuf::from(path.to_string()),

@@ -15,11 +15,11 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, stream};
 use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
 use tokio::sync::oneshot;
 use walkdir::{DirEntry, WalkDir};
 
 use super::{ByteStream, RefusedFile, SandboxError, SandboxErrorKind, SandboxPath};
-use crate::ids::unique_id;
 
 const PIECE_BYTES: u64 = 256 * 1024;
 /// Size of the blocks that are looked at for holes.
@@ -296,23 +296,23 @@ fn mode_of(_: &fs::Metadata) -> u32 {
 /// A file under a unique name, removed when dropped before [`rename`](Self::rename).
 #[derive(Debug)]
 pub(super) struct TemporaryFile {
-    file: File,
-    path: PathBuf,
+    file: NamedTempFile,
     size_bytes: u64,
-    is_renamed: bool,
 }
 
 impl TemporaryFile {
     fn create(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(format!(".cantle-{}", unique_id()));
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".cantle-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            // Those of any new file, less the mask.
+            builder.permissions(fs::Permissions::from_mode(0o666));
+        }
         Ok(Self {
-            file: OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&path)?,
-            path,
+            file: builder.tempfile_in(directory)?,
             size_bytes: 0,
-            is_renamed: false,
         })
     }
 
@@ -330,51 +330,36 @@ impl TemporaryFile {
     }
 
     fn finish(&self, mode: Option<u32>) -> io::Result<()> {
-        self.file.set_len(self.size_bytes)?;
+        let file = self.file.as_file();
+        file.set_len(self.size_bytes)?;
         #[cfg(unix)]
         if let Some(mode) = mode {
             use std::os::unix::fs::PermissionsExt as _;
             let permissions = fs::Permissions::from_mode(mode & 0o777);
-            self.file.set_permissions(permissions)?;
+            file.set_permissions(permissions)?;
         }
         #[cfg(not(unix))]
         let _ = mode;
-        self.file.sync_all()
+        file.sync_all()
     }
 
     /// Moves the file to its final name, replacing a file or link, and returns its size.
-    pub(super) fn rename(mut self, to: &Path) -> io::Result<u64> {
-        fs::rename(&self.path, to)?;
-        self.is_renamed = true;
+    pub(super) fn rename(self, to: &Path) -> io::Result<u64> {
+        self.file.persist(to)?;
         Ok(self.size_bytes)
     }
 
     /// Moves the file to its final name unless something has that name; the file is returned then.
     pub(super) fn rename_new(self, to: &Path) -> io::Result<Result<u64, Self>> {
-        match move_new(&self.path, to) {
-            Ok(()) => Ok(Ok(self.size_bytes)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Err(self)),
-            Err(error) => Err(error),
+        let size_bytes = self.size_bytes;
+        match self.file.persist_noclobber(to) {
+            Ok(_) => Ok(Ok(size_bytes)),
+            Err(failed) if failed.error.kind() == io::ErrorKind::AlreadyExists => Ok(Err(Self {
+                file: failed.file,
+                size_bytes,
+            })),
+            Err(failed) => Err(failed.error),
         }
-    }
-}
-
-/// Renames a file unless something has the new name.
-fn move_new(from: &Path, to: &Path) -> io::Result<()> {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        use rustix::io::Errno;
-        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // Not every file system supports it.
-            Err(Errno::INVAL | Errno::NOSYS) => {}
-            renamed => return Ok(renamed?),
-        }
-    }
-    match fs::symlink_metadata(to) {
-        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
-        Err(error) => Err(error),
     }
 }
 
@@ -398,14 +383,6 @@ pub(super) fn free_bytes(directory: &Path) -> io::Result<u64> {
 #[cfg(not(unix))]
 pub(super) fn free_bytes(_: &Path) -> io::Result<u64> {
     Ok(u64::MAX)
-}
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        if !self.is_renamed {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
 }
 
 /// Writes a stream to a new file in `directory` and syncs it.

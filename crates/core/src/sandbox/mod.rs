@@ -47,6 +47,7 @@ use futures_core::Stream;
 
 pub use self::artifacts::{
     Artifact, ArtifactLimits, ArtifactSink, Artifacts, DirectorySink, MemorySink, media_type,
+    media_type_of_name,
 };
 pub use self::change::ChangeNotice;
 pub use self::connection::{Connection, Connections, MAX_CONNECTIONS};
