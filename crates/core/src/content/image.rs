@@ -19,6 +19,9 @@ use super::{Content, Media, MediaError, MediaKind, Part};
 pub struct ImageLimits {
     /// Maximum width times height. Default 1,000,000, the resolution of most models.
     pub max_pixels: u64,
+    /// Maximum width, and maximum height. Default 2,000, Anthropic's limit in requests with more than 20 images
+    /// (<https://platform.claude.com/docs/en/build-with-claude/vision>).
+    pub max_side: u32,
     /// Maximum bytes. Default 3,750,000, which is Anthropic's limit of 5 MB in base64.
     pub max_bytes: usize,
 }
@@ -27,6 +30,7 @@ impl Default for ImageLimits {
     fn default() -> Self {
         Self {
             max_pixels: 1_000_000,
+            max_side: 2_000,
             max_bytes: 3_750_000,
         }
     }
@@ -43,6 +47,11 @@ impl ImageLimits {
     pub fn with_max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
+    }
+
+    /// Returns whether an image of this size needs no scaling.
+    fn allows(self, size: ImageSize) -> bool {
+        size.pixels() <= self.max_pixels && size.width.max(size.height) <= self.max_side
     }
 }
 
@@ -62,13 +71,19 @@ impl ImageSize {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Returns the largest even size of about the same aspect ratio with at most `max_pixels`, at least 2×2.
-    fn within(self, max_pixels: u64) -> Self {
-        let scale = (max_pixels as f64 / self.pixels().max(1) as f64).sqrt();
-        let width = even(f64::from(self.width) * scale);
-        let height = even(f64::from(self.height) * scale);
+    /// Returns the largest even size of about the same aspect ratio within the limits, at least 2×2.
+    fn within(self, limits: ImageLimits) -> Self {
+        let scale = (limits.max_pixels as f64 / self.pixels().max(1) as f64).sqrt();
+        let longest = f64::from(self.width.max(self.height).max(1));
+        let scaled = |side: u32| {
+            let side = f64::from(side);
+            // In this order, the longest side becomes the maximum exactly.
+            let within_side = side * f64::from(limits.max_side) / longest;
+            even(within_side.min(side * scale))
+        };
+        let (width, height) = (scaled(self.width), scaled(self.height));
         // One side of a very narrow image was rounded up.
-        let room = |side: u32| even((max_pixels / u64::from(side)) as f64);
+        let room = |side: u32| even((limits.max_pixels / u64::from(side)) as f64);
         Self {
             width: width.min(room(height)),
             height: height.min(room(width)),
@@ -137,8 +152,10 @@ impl Media {
             return Ok(self.clone());
         }
         let picture = Picture::decode(self)?;
-        let small = picture.size().pixels() <= limits.max_pixels;
-        if small && picture.is_supported && self.data().len() <= limits.max_bytes {
+        if limits.allows(picture.size())
+            && picture.is_supported
+            && self.data().len() <= limits.max_bytes
+        {
             return Ok(self.clone());
         }
         Self::image(picture.upright().encode(limits)?)

@@ -110,8 +110,8 @@ impl Picture {
         let opaque = self.opaque();
         let size = self.size();
         let mut target = size;
-        if size.pixels() > limits.max_pixels {
-            target = size.within(limits.max_pixels);
+        if !limits.allows(size) {
+            target = size.within(limits);
         }
         loop {
             let scaled = |image: &DynamicImage| {
