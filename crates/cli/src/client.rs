@@ -52,24 +52,26 @@ pub(crate) fn connect(
         bail!("--stateful needs --api responses: no other provider stores conversations");
     }
     let prices = settings.prices()?;
-    let connection = Connection {
-        endpoint,
-        settings,
-        limiter,
-    };
-    let build = |model: &str| {
+    let build = |model: &str, limiter: RateLimiter| {
+        let connection = Connection {
+            endpoint,
+            settings,
+            limiter,
+        };
         let client = connection.client(model);
         client.map_err(|error| match error.advice() {
             Some(advice) => anyhow!("{error}. {advice}"),
             None => error.into(),
         })
     };
-    let mut client = build(model)?;
+    let mut client = build(model, limiter.clone())?;
     if let Some(prices) = prices {
         client = Arc::new(Priced::new(client, prices));
     }
     if !settings.fallback_model.is_empty() {
-        let fallbacks = settings.fallback_model.iter().map(|model| build(model));
+        // A rate limit error of one model must not delay the next one.
+        let build = |model: &String| build(model, limiter.for_other_model());
+        let fallbacks = settings.fallback_model.iter().map(build);
         let fallbacks = fallbacks.collect::<anyhow::Result<Vec<_>>>()?;
         client = Arc::new(Fallback::new(client, fallbacks));
     }
@@ -118,11 +120,11 @@ pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
     })
 }
 
-/// The settings that all clients of a run share.
+/// The settings of a client.
 struct Connection<'a> {
     endpoint: &'a Endpoint,
     settings: &'a ModelSettings,
-    limiter: &'a RateLimiter,
+    limiter: RateLimiter,
 }
 
 impl Connection<'_> {
@@ -222,4 +224,36 @@ pub(crate) fn check_cost_budget(budget_usd: Option<f64>, info: &ModelInfo) -> an
         "No price known for {}, so --budget-usd can't be enforced. {advice}",
         model.slug
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cantle::core::llm::{ChatRequest, LlmClientExt as _, ToolSpecs};
+    use cantle::core::message::Message;
+    use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions, Turn};
+
+    use super::{connect, limiter};
+    use crate::endpoint::Endpoint;
+    use crate::settings::ModelSettings;
+
+    #[tokio::test]
+    async fn a_rate_limit_does_not_delay_the_fallback_model() {
+        let refused = Reply::error(429).header("retry-after", "60");
+        let refused = Turn::text("").fault_always(Fault::Reply(refused));
+        let options = ServerOptions::new(Script::new().turn(Turn::text("Hi")))
+            .model("limited", Script::new().turn(refused));
+        let server = ScriptedServer::start(options).await.unwrap();
+        let settings = ModelSettings {
+            base_url: Some(server.url()),
+            fallback_model: vec!["other".to_owned()],
+            ..ModelSettings::default()
+        };
+        let endpoint = Endpoint::resolve(&settings, None, |_| None).unwrap();
+        let client = connect("limited", &endpoint, &settings, &limiter(&settings)).unwrap();
+        let request = ChatRequest::new(vec![Message::user("Hi").into()], ToolSpecs::default());
+        let call = tokio::time::timeout(Duration::from_secs(30), client.complete(request));
+        assert_eq!(call.await.unwrap().unwrap().message.text(), "Hi");
+    }
 }

@@ -3,7 +3,9 @@
 //! The next model is called if the previous one or its provider is at fault: rate limit, server
 //! failure, connection failure, unknown model, missing permission. Errors of the request itself would
 //! recur with every model, and the agent's loop handles context overflows. A model other than the last
-//! one has 10 seconds after its first failure for [retries](crate::retry).
+//! one has 10 seconds after its first failure for [retries](crate::retry). Models that share configured
+//! rate limits need a [limiter](crate::limit::RateLimiter::for_other_model) each, or a rate limit error of
+//! one also delays the next.
 //!
 //! A turn of another model names it in [`TurnEnd::served_by`], and the next turn starts with the first
 //! model again. Histories with provider-specific content, such as signed reasoning, cannot be continued
@@ -155,6 +157,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::Fallback;
+    use crate::limit::{RateLimiter, RateLimits};
     use crate::retry::{Retry, RetryPolicy};
     use crate::scripted::{ScriptedClient, done, failed};
 
@@ -221,6 +224,25 @@ mod tests {
                 begun.elapsed()
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_limit_error_does_not_delay_the_next_model_beyond_the_configured_limit() {
+        fn rejected() -> Result<ChatEvent, LlmError> {
+            let error = LlmError::new(LlmErrorKind::RateLimited, "slow down");
+            Err(error.with_retry_after(Some(Duration::from_secs(60))))
+        }
+        let limits = RateLimits::default().with_requests_per_minute(60);
+        let limiter = RateLimiter::new(limits);
+        let first = Retry::new(ScriptedClient::always(rejected), RetryPolicy::default());
+        let second = Retry::new(ScriptedClient::always(done), RetryPolicy::default())
+            .with_limiter(limiter.for_other_model());
+        let first = Arc::new(first.with_limiter(limiter));
+        let client = Fallback::new(first, vec![Arc::new(second)]);
+        let begun = Instant::now();
+        let request = ChatRequest::new(Vec::new(), ToolSpecs::default());
+        client.complete(request).await.unwrap();
+        assert_eq!(begun.elapsed().as_millis() / 100, 10);
     }
 
     #[tokio::test]

@@ -9,8 +9,11 @@
 //!   provider requests, and continue slightly below the rate that it accepted. The rate then increases
 //!   until the next error, so that an unknown limit is found and respected.
 //!
+//! Other models of the account may have [a limiter](RateLimiter::for_other_model) that shares the
+//! configured limits only, because most providers limit the rate of each model separately.
+//!
 //! [`retry`](crate::retry) takes a place in the limiter for each attempt. Tokens are reserved by an
-//! estimate, which is corrected by the reported usage.
+//! estimate, which is corrected by the reported usage, and released if the server could not be reached.
 
 mod adaptive;
 mod bucket;
@@ -50,20 +53,17 @@ impl RateLimits {
 
 /// A shared rate limit. Clones share their state.
 #[derive(Clone, Debug)]
-pub struct RateLimiter(Arc<SharedLimiter>);
-
-#[derive(Debug)]
-struct SharedLimiter {
+pub struct RateLimiter {
     /// Held by the first waiting call. Tokio's mutex is fair.
-    queue: tokio::sync::Mutex<()>,
-    state: Mutex<LimiterState>,
+    queue: Arc<tokio::sync::Mutex<()>>,
+    adaptive: Arc<Mutex<AdaptiveRate>>,
+    configured: Arc<Mutex<ConfiguredRate>>,
 }
 
 #[derive(Debug)]
-struct LimiterState {
+struct ConfiguredRate {
     requests: Option<TokenBucket>,
     tokens: Option<TokenBucket>,
-    adaptive: AdaptiveRate,
 }
 
 /// Permission to send one request.
@@ -77,28 +77,39 @@ impl RateLimiter {
     /// Creates a limiter. Without configured limits it only adapts to rate limit errors.
     pub fn new(limits: RateLimits) -> Self {
         let bucket = |per_minute: f64| TokenBucket::new(per_minute / 60.0);
-        Self(Arc::new(SharedLimiter {
-            queue: tokio::sync::Mutex::new(()),
-            state: Mutex::new(LimiterState {
+        Self {
+            queue: Arc::default(),
+            adaptive: Arc::default(),
+            configured: Arc::new(Mutex::new(ConfiguredRate {
                 requests: limits.requests_per_minute.map(|n| bucket(n.into())),
                 // Token counts are far below 2^52, where the conversion is exact.
                 tokens: limits.tokens_per_minute.map(|n| bucket(n as f64)),
-                adaptive: AdaptiveRate::default(),
-            }),
-        }))
+            })),
+        }
+    }
+
+    /// Returns a limiter for another model of the account. The configured limits apply to both models
+    /// together, but rate limit errors of one model do not delay calls of the other.
+    #[must_use]
+    pub fn for_other_model(&self) -> Self {
+        Self {
+            queue: Arc::default(),
+            adaptive: Arc::default(),
+            configured: Arc::clone(&self.configured),
+        }
     }
 
     /// Returns whether the number of tokens is limited.
     pub(crate) fn counts_tokens(&self) -> bool {
-        self.state().tokens.is_some()
+        lock(&self.configured).tokens.is_some()
     }
 
     /// Waits until a request with this number of tokens may be sent. Cancel safe.
     pub(crate) async fn acquire(&self, tokens: u64) -> Permit {
-        let _first = self.0.queue.lock().await;
+        let _first = self.queue.lock().await;
         loop {
             let now = Instant::now();
-            let delay = self.state().try_take(now, tokens as f64);
+            let delay = self.try_take(now, tokens as f64);
             if delay.is_zero() {
                 return Permit {
                     issued_at: now,
@@ -111,26 +122,45 @@ impl RateLimiter {
 
     /// Records that the provider accepted a request.
     pub(crate) fn accepted(&self) {
-        self.state().adaptive.accepted(Instant::now());
+        lock(&self.adaptive).accepted(Instant::now());
     }
 
     /// Records a rate limit error, and pauses all calls for `wait`.
     pub(crate) fn rejected(&self, permit: Permit, wait: Duration) {
-        let mut state = self.state();
-        state
-            .adaptive
-            .rejected(Instant::now(), permit.issued_at, wait);
+        lock(&self.adaptive).rejected(Instant::now(), permit.issued_at, wait);
     }
 
     /// Replaces a request's reserved tokens by those that it used.
     pub(crate) fn used(&self, permit: Permit, tokens: u64) {
-        if let Some(bucket) = &mut self.state().tokens {
+        if let Some(bucket) = &mut lock(&self.configured).tokens {
             bucket.refund(permit.reserved_tokens as f64 - tokens as f64);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, LimiterState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Takes one request with `tokens` and returns zero, or returns the delay until the next try.
+    fn try_take(&self, now: Instant, tokens: f64) -> Duration {
+        let mut adaptive = lock(&self.adaptive);
+        let mut configured = lock(&self.configured);
+        let configured = &mut *configured;
+        let mut delay = adaptive.delay(now);
+        let mut buckets = [
+            (&mut configured.requests, 1.0),
+            (&mut configured.tokens, tokens),
+        ];
+        for (bucket, amount) in &mut buckets {
+            if let Some(bucket) = bucket {
+                delay = delay.max(bucket.delay(now, *amount));
+            }
+        }
+        if delay.is_zero() {
+            adaptive.take();
+            for (bucket, amount) in buckets {
+                if let Some(bucket) = bucket {
+                    bucket.take(amount);
+                }
+            }
+        }
+        delay
     }
 }
 
@@ -141,26 +171,8 @@ impl Default for RateLimiter {
     }
 }
 
-impl LimiterState {
-    /// Takes one request with `tokens` and returns zero, or returns the delay until the next try.
-    fn try_take(&mut self, now: Instant, tokens: f64) -> Duration {
-        let mut delay = self.adaptive.delay(now);
-        let mut buckets = [(&mut self.requests, 1.0), (&mut self.tokens, tokens)];
-        for (bucket, amount) in &mut buckets {
-            if let Some(bucket) = bucket {
-                delay = delay.max(bucket.delay(now, *amount));
-            }
-        }
-        if delay.is_zero() {
-            self.adaptive.take();
-            for (bucket, amount) in buckets {
-                if let Some(bucket) = bucket {
-                    bucket.take(amount);
-                }
-            }
-        }
-        delay
-    }
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

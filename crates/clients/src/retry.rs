@@ -318,6 +318,12 @@ impl<F: Fn(ChatRequest) -> ChatStream + Send> RetriedCall<F> {
             Some(attempt) => (attempt.started.elapsed(), Some(attempt.permit)),
             None => (Duration::ZERO, None),
         };
+        // Nothing was sent that the provider could have counted.
+        if let Some(permit) = permit
+            && matches!(error.kind(), LlmErrorKind::Unreachable | LlmErrorKind::Tls)
+        {
+            self.retrier.limiter.used(permit, 0);
+        }
         let failures = &mut self.failures;
         if failures.attempts > 0 {
             failures.time += elapsed;

@@ -21,6 +21,9 @@ const KEY: EncodingKey = EncodingKey::new("anthropic", 0);
 
 const DIALECT: &str = "Anthropic Messages";
 
+/// Text of a failed tool result without content, which the API refuses.
+const EMPTY_FAILURE: &str = "The tool failed without output.";
+
 /// End of a block with a cache mark.
 const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}";
 
@@ -162,8 +165,11 @@ struct ImageSource<'a> {
     data: &'a str,
 }
 
+/// Returns the parts without blank texts, which the API refuses.
 fn parts(content: &Content) -> Result<Vec<RequestBlock<'_>>, LlmError> {
-    content_parts(content, |text| RequestBlock::Text { text }, image)
+    let mut blocks = content_parts(content, |text| RequestBlock::Text { text }, image)?;
+    blocks.retain(|block| !matches!(block, RequestBlock::Text { text } if text.trim().is_empty()));
+    Ok(blocks)
 }
 
 fn image(media: &Media) -> Result<RequestBlock<'_>, LlmError> {
@@ -178,9 +184,15 @@ fn image(media: &Media) -> Result<RequestBlock<'_>, LlmError> {
 }
 
 fn tool_result(message: &ToolMessage) -> Result<RequestBlock<'_>, LlmError> {
+    let mut content = parts(&message.content)?;
+    if content.is_empty() && !message.success {
+        content.push(RequestBlock::Text {
+            text: EMPTY_FAILURE,
+        });
+    }
     Ok(RequestBlock::ToolResult {
         tool_use_id: call_id(&message.tool_call_id),
-        content: parts(&message.content)?,
+        content,
         is_error: !message.success,
     })
 }
@@ -193,11 +205,13 @@ fn assistant_blocks(message: &AssistantMessage) -> Result<Vec<RequestBlock<'_>>,
             AssistantBlock::Text {
                 text,
                 signature: None,
-            } if text.is_empty() => continue,
+            } if text.trim().is_empty() => continue,
             AssistantBlock::Text {
                 text,
                 signature: None,
             } => RequestBlock::Text { text },
+            // Thinking without a signature cannot be sent back.
+            AssistantBlock::Reasoning { .. } => continue,
             AssistantBlock::SignedReasoning { signature, content } => RequestBlock::Thinking {
                 thinking: content,
                 signature,
@@ -213,6 +227,13 @@ fn assistant_blocks(message: &AssistantMessage) -> Result<Vec<RequestBlock<'_>>,
             }
             _ => return Err(unsupported()),
         });
+    }
+    // The API refuses a message that ends with thinking.
+    while matches!(
+        blocks.last(),
+        Some(RequestBlock::Thinking { .. } | RequestBlock::RedactedThinking { .. })
+    ) {
+        blocks.pop();
     }
     Ok(blocks)
 }

@@ -24,8 +24,7 @@
 //! - All system messages as `system`. Adjacent messages of the same role are merged, so that all results
 //!   of a turn are one message. Empty messages are left out.
 //! - Assistant blocks in order, with signed and redacted thinking unchanged. Unknown blocks are kept
-//!   verbatim. Unsigned reasoning from other dialects cannot be represented and fails the request with
-//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported).
+//!   verbatim. Unsigned reasoning, thinking at the end of a message and blank texts are left out.
 //! - Tool call arguments verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON object.
 //! - Images as JPEG, PNG, GIF or WebP, in tool results too. Other media fail the request.
 //! - Call ids from other dialects that this API rejects are rewritten, in calls and results alike.

@@ -126,7 +126,7 @@ impl TurnAssembler for ChatAssembler {
         let litellm_cost = litellm_cost(headers).filter(|_| self.is_complete);
         let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
         let mut end = TurnEnd::new(stop, self.usage());
-        let cost = self.usage.as_ref().and_then(|usage| usage.cost);
+        let cost = self.usage.as_ref().and_then(ChatUsage::cost_usd);
         let cost = cost.or(litellm_cost);
         end.cost_usd = cost.filter(|cost| cost.is_finite() && *cost >= 0.0);
         if !self.logprobs.is_empty() {

@@ -121,8 +121,17 @@ pub(super) struct ChatUsage {
     cache_creation_input_tokens: Option<u64>,
     /// DeepSeek's name for cached tokens.
     prompt_cache_hit_tokens: Option<u64>,
-    /// Cost in US dollars, from OpenRouter.
-    pub(super) cost: Option<f64>,
+    /// Charge in US dollars, from OpenRouter.
+    cost: Option<f64>,
+    /// OpenRouter's field for a request with the user's own provider key ("bring your own key").
+    is_byok: Option<bool>,
+    cost_details: Option<CostDetails>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct CostDetails {
+    /// Charge of the model's provider in US dollars, from OpenRouter.
+    upstream_inference_cost: Option<f64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -140,6 +149,18 @@ struct CompletionTokenDetails {
 }
 
 impl ChatUsage {
+    /// Returns the reported cost in US dollars, if it is complete.
+    ///
+    /// OpenRouter's charge includes the provider's, except with the user's own provider key:
+    /// <https://openrouter.ai/docs/cookbook/administration/usage-accounting#cost-breakdown>
+    pub(super) fn cost_usd(&self) -> Option<f64> {
+        if self.is_byok != Some(true) {
+            return self.cost;
+        }
+        let upstream = self.cost_details.as_ref()?.upstream_inference_cost?;
+        Some(self.cost.unwrap_or(0.0) + upstream)
+    }
+
     /// Returns disjoint counts: on the wire the prompt includes cached tokens, and the completion
     /// includes reasoning.
     pub(super) fn to_token_usage(&self) -> TokenUsage {
@@ -252,6 +273,31 @@ mod tests {
                 ..TokenUsage::default()
             }
         );
+    }
+
+    #[test]
+    fn costs_include_those_of_the_users_own_provider_key() {
+        let details = json!({"upstream_inference_cost": 0.25});
+        for (usage, expected) in [
+            (
+                json!({"cost": 0, "is_byok": true, "cost_details": details}),
+                Some(0.25),
+            ),
+            (
+                json!({"cost": 0.5, "is_byok": true, "cost_details": details}),
+                Some(0.75),
+            ),
+            (
+                json!({"cost": 0.5, "is_byok": false, "cost_details": details}),
+                Some(0.5),
+            ),
+            (json!({"cost": 0.5, "cost_details": null}), Some(0.5)),
+            // The provider's charge is unknown.
+            (json!({"cost": 0, "is_byok": true}), None),
+        ] {
+            let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
+            assert_eq!(parsed.cost_usd(), expected, "{usage}");
+        }
     }
 
     #[test]

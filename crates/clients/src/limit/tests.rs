@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{RateLimiter, RateLimits};
 use crate::retry::{Retry, RetryPolicy};
-use crate::scripted::{ScriptedClient, done, done_with};
+use crate::scripted::{ScriptedClient, done, done_with, failed};
 
 fn limited<C: LlmClient>(client: C, limiter: RateLimiter) -> Retry<C> {
     Retry::new(client, RetryPolicy::default()).with_limiter(limiter)
@@ -90,6 +90,37 @@ async fn reserved_tokens_are_corrected_by_usage() {
     // 2000 tokens take two seconds; the first call does not wait, and the bucket starts full.
     let seconds = start.elapsed().as_secs_f64();
     assert!((5.5..=6.1).contains(&seconds), "{seconds}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_that_sent_nothing_release_their_tokens() {
+    // A call reserves 1000 tokens, which take ten seconds.
+    let limits = RateLimits::default().with_tokens_per_minute(6_000);
+    let large = || request(&"x".repeat(4_000));
+    let fails = |times: usize, kind: LlmErrorKind| {
+        let script = move |attempt: usize| match attempt < times {
+            true => vec![failed(kind)],
+            false => vec![done()],
+        };
+        limited(ScriptedClient::new("m", script), RateLimiter::new(limits))
+    };
+    for (kind, min, max) in [
+        (LlmErrorKind::Unreachable, 0.0, 4.0),
+        (LlmErrorKind::Server, 29.0, 31.0),
+    ] {
+        let client = fails(3, kind);
+        let start = Instant::now();
+        client.complete(large()).await.unwrap();
+        let waited = start.elapsed().as_secs_f64();
+        assert!((min..max).contains(&waited), "{kind:?}: {waited}");
+    }
+
+    // It is not retried.
+    let client = fails(1, LlmErrorKind::Tls);
+    let start = Instant::now();
+    client.complete(large()).await.unwrap_err();
+    client.complete(large()).await.unwrap();
+    assert!(start.elapsed().is_zero());
 }
 
 #[tokio::test(start_paused = true)]

@@ -154,9 +154,12 @@ impl WireProtocol for Responses {
                 self.stateful && encode::stored_prefix(&request.messages).is_some();
             return is_continuation.then(|| self.encode(request, ConversationMode::Stateless));
         }
-        let is_first = message.contains("encrypted content is not supported")
-            && !self.unencrypted.swap(true, Ordering::Relaxed);
-        is_first.then(|| self.body(request))
+        if !message.contains("encrypted content is not supported") {
+            return None;
+        }
+        // Another session may have set it already, after this request was encoded.
+        self.unencrypted.store(true, Ordering::Relaxed);
+        Some(self.body(request))
     }
 }
 
@@ -164,5 +167,37 @@ impl Responses {
     fn encode(&self, request: &ChatRequest, mode: ConversationMode) -> Result<Vec<u8>, LlmError> {
         let encrypted = !self.unencrypted.load(Ordering::Relaxed);
         encode::body(&self.params, request, mode, encrypted, self.strict_tools)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind, ToolSpecs};
+    use cantle_core::message::Message;
+    use serde_json::Value;
+
+    use super::Responses;
+    use crate::http::WireProtocol as _;
+
+    #[test]
+    fn every_session_falls_back_to_unencrypted_reasoning() {
+        let dialect = Responses {
+            params: br#"{"model":"m""#.to_vec(),
+            stateful: false,
+            strict_tools: false,
+            unencrypted: AtomicBool::new(false),
+        };
+        let request = ChatRequest::new(vec![Message::user("Hi").into()], ToolSpecs::default());
+        let message = "Encrypted content is not supported with this model.";
+        let error = LlmError::new(LlmErrorKind::InvalidRequest, message);
+        // The first requests of both sessions were sent before either was rejected.
+        for session in 0..2 {
+            let body = dialect.fallback_body(&request, &error);
+            let body = body.expect("a fallback").unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body.get("include"), None, "session {session}");
+        }
     }
 }

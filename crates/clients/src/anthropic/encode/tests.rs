@@ -131,6 +131,89 @@ fn invalid_ids_are_rewritten_in_calls_and_results() {
 }
 
 #[test]
+fn unsigned_and_final_thinking_is_left_out() {
+    let unsigned = || AssistantBlock::Reasoning {
+        content: "unsigned".to_owned(),
+    };
+    let signed = || AssistantBlock::SignedReasoning {
+        signature: "sig".to_owned(),
+        content: "Hm.".to_owned(),
+    };
+    let redacted = || AssistantBlock::RedactedReasoning {
+        data: "xyz".to_owned(),
+    };
+    let body = sent(
+        vec![
+            Message::user("Hi"),
+            assistant(vec![
+                unsigned(),
+                signed(),
+                AssistantBlock::text("Hello"),
+                signed(),
+                redacted(),
+                AssistantBlock::text("\n"),
+            ]),
+            Message::user("Go on."),
+            assistant(vec![signed(), redacted()]),
+            Message::user("Go on!"),
+        ],
+        Vec::new(),
+    );
+    let mark = json!({"type": "ephemeral"});
+    assert_eq!(
+        body["messages"],
+        json!([
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": mark}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "sig"},
+                {"type": "text", "text": "Hello"},
+            ]},
+            {"role": "user", "content": [
+                {"type": "text", "text": "Go on."},
+                {"type": "text", "text": "Go on!", "cache_control": mark},
+            ]},
+        ])
+    );
+}
+
+#[test]
+fn blank_texts_are_left_out_and_failures_have_content() {
+    let blank_part: Content = vec![Part::Text("Hi".to_owned()), Part::Text("\n".to_owned())].into();
+    let body = sent(
+        vec![
+            Message::system(" "),
+            Message::user(blank_part),
+            assistant(vec![
+                AssistantBlock::text("\n\n"),
+                AssistantBlock::ToolCall(call("a", "{}")),
+                AssistantBlock::ToolCall(call("b", "{}")),
+            ]),
+            result("a", " "),
+            ToolMessage::new(&call("b", ""), "\n").into(),
+        ],
+        Vec::new(),
+    );
+    let mark = json!({"type": "ephemeral"});
+    let failure = [json!({"type": "text", "text": "The tool failed without output."})];
+    assert_eq!(body.get("system"), None);
+    assert_eq!(
+        body["messages"],
+        json!([
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": mark}]},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "look", "input": {}},
+                {"type": "tool_use", "id": "b", "name": "look", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a"},
+                {"type": "tool_result", "tool_use_id": "b", "content": failure, "is_error": true,
+                    "cache_control": mark},
+            ]},
+        ])
+    );
+}
+
+#[test]
 fn unsupported_content_is_rejected() {
     let rejected = |message: Message| {
         let request = ChatRequest::new(vec![message.into()], ToolSpecs::default());
@@ -149,19 +232,16 @@ fn unsupported_content_is_rejected() {
          images as JPEG, PNG, GIF or WebP"
     );
     assert!(rejected(result("a", content(bitmap))).contains("image of type image/bmp"));
-    let mut turn = AssistantMessage::new(vec![AssistantBlock::Reasoning {
-        content: "unsigned".to_owned(),
+    let mut turn = AssistantMessage::new(vec![AssistantBlock::Text {
+        text: "x".to_owned(),
+        signature: Some("y".to_owned()),
     }]);
     turn.id = "t".to_owned();
     assert_eq!(
         rejected(turn.into()),
-        "message t contains a `reasoning` block, which Anthropic Messages cannot represent"
+        "message t contains a signed `text` block, which Anthropic Messages cannot represent"
     );
     for block in [
-        AssistantBlock::Text {
-            text: "x".to_owned(),
-            signature: Some("y".to_owned()),
-        },
         AssistantBlock::Opaque {
             data: "no JSON".to_owned(),
         },
