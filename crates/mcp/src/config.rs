@@ -52,6 +52,8 @@ pub(crate) struct StdioServer {
     pub(crate) argv: Vec<SecretText>,
     pub(crate) directory: Option<String>,
     pub(crate) environment: BTreeMap<String, SecretText>,
+    /// The values of variables that are part of the arguments or the environment.
+    pub(crate) inserted: Vec<SecretText>,
     pub(crate) place: Place,
 }
 
@@ -108,6 +110,7 @@ impl McpServer {
             written,
             directory: None,
             environment: BTreeMap::new(),
+            inserted: Vec::new(),
             place: Place::Sandbox {
                 policy: Box::new(Policy::workspace()),
                 workspace: None,

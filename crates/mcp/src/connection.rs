@@ -321,9 +321,9 @@ impl Server {
         cx: &ToolContext,
     ) -> Result<CallToolResult, CallError> {
         let handler = live.service.service();
-        let _guard = handler.begin_call(cx);
+        let (_guard, asking) = handler.begin_call(cx);
         let call = live.service.call_tool(params);
-        match within(self.config.call_timeout, handler.asking(), call).await {
+        match within(self.config.call_timeout, asking, call).await {
             Some(answer) => answer.map_err(|error| call_error(&error)),
             None => {
                 let limit = self.config.call_timeout.as_secs_f64();

@@ -25,8 +25,6 @@ pub(crate) struct Handler {
     server: String,
     /// The running call. A server works on one at a time, so its requests belong to it.
     call: Mutex<Option<ActiveCall>>,
-    /// Whether the user is being asked.
-    asking: watch::Sender<bool>,
     /// Whether the tools may differ from those that were listed last.
     changed: AtomicBool,
 }
@@ -35,6 +33,8 @@ pub(crate) struct Handler {
 struct ActiveCall {
     cx: ToolContext,
     questions: usize,
+    /// Whether the user is being asked. Closed when the call ends.
+    asking: watch::Sender<bool>,
 }
 
 /// Marks a call as running until it is dropped.
@@ -51,7 +51,6 @@ impl Handler {
         Self {
             server: server.to_owned(),
             call: Mutex::new(None),
-            asking: watch::Sender::new(false),
             // A server that was started again may have other tools.
             changed: AtomicBool::new(true),
         }
@@ -62,18 +61,16 @@ impl Handler {
         self.changed.swap(false, Ordering::Relaxed)
     }
 
-    /// Directs what the server sends to a call.
-    pub(crate) fn begin_call(&self, cx: &ToolContext) -> CallGuard<'_> {
+    /// Directs what the server sends to a call. The receiver reports whether the user is being asked. Dropping it withdraws
+    /// an open question: a server can end a call without having ended its question.
+    pub(crate) fn begin_call(&self, cx: &ToolContext) -> (CallGuard<'_>, watch::Receiver<bool>) {
+        let (asking, is_asking) = watch::channel(false);
         *self.call() = Some(ActiveCall {
             cx: cx.clone(),
             questions: 0,
+            asking,
         });
-        CallGuard(self)
-    }
-
-    /// Returns whether the user is being asked, as it changes.
-    pub(crate) fn asking(&self) -> watch::Receiver<bool> {
-        self.asking.subscribe()
+        (CallGuard(self), is_asking)
     }
 
     fn call(&self) -> MutexGuard<'_, Option<ActiveCall>> {
@@ -219,15 +216,15 @@ impl ClientHandler for Handler {
         };
         let fields = schema.get("properties").and_then(Value::as_object);
         let questions = 1 + fields.map_or(0, Map::len);
-        let cx = match &mut *self.call() {
+        let (cx, asking) = match &mut *self.call() {
             Some(call) if call.questions + questions <= MAX_QUESTIONS => {
                 call.questions += questions;
-                call.cx.clone()
+                (call.cx.clone(), call.asking.clone())
             }
             _ => return declined,
         };
         // A call has one open question at a time.
-        if !cx.user.is_available() || self.asking.send_replace(true) {
+        if !cx.user.is_available() || asking.send_replace(true) {
             return declined;
         }
         let message = shorten(&message, 2_000);
@@ -235,8 +232,9 @@ impl ClientHandler for Handler {
             answered = self.ask(&cx, &message, &schema) => answered,
             () = context.ct.cancelled() => Ok(None),
             () = cx.cancellation.cancelled() => Ok(None),
+            () = asking.closed() => Ok(None),
         };
-        self.asking.send_replace(false);
+        asking.send_replace(false);
         match answered {
             Ok(Some(content)) => {
                 Ok(ElicitResult::new(ElicitationAction::Accept).with_content(content))

@@ -24,6 +24,7 @@ mod names;
 mod package;
 mod provider;
 mod result;
+mod schema;
 mod server;
 mod stdio;
 mod tools;

@@ -12,6 +12,8 @@ pub(crate) const MAX_NAMED_CHANGES: usize = 50;
 /// Maximum size of the schema of one tool, and of the schemas of a server, as JSON.
 pub(crate) const MAX_SCHEMA_BYTES: usize = 64 << 10;
 pub(crate) const MAX_SCHEMAS_BYTES: usize = 512 << 10;
+/// Maximum number of branches of a schema (`anyOf` and the like) that are merged into its root.
+pub(crate) const MAX_SCHEMA_BRANCHES: usize = 100;
 /// Maximum characters of a tool's description.
 pub(crate) const MAX_DESCRIPTION_CHARS: usize = 4_000;
 /// Maximum characters of an error.

@@ -1,6 +1,7 @@
 //! The tools that a server lists: their limits, and their changes.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use cantle_core::escape::{join_up_to, shorten};
 use rmcp::RoleClient;
@@ -14,6 +15,7 @@ use crate::limits::{
     MAX_SCHEMAS_BYTES, MAX_TOOLS,
 };
 use crate::names::{CALL, SEARCH, tool_name};
+use crate::schema::flattened;
 
 /// Lists the tools, page by page.
 pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
@@ -41,7 +43,8 @@ pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
     Err(format!("lists its tools on more than {MAX_PAGES} pages"))
 }
 
-/// Returns those of the listed tools that the entry names, if they are within the limits.
+/// Returns those of the listed tools that the entry names, if they are within the limits, with schemas that model
+/// providers accept.
 pub(crate) fn accepted(config: &McpServer, mut listed: Vec<Tool>) -> Result<Vec<Tool>, String> {
     if let Some(allowed) = &config.tools {
         let missing = |name: &&String| !listed.iter().any(|tool| tool.name == name.as_str());
@@ -58,7 +61,7 @@ pub(crate) fn accepted(config: &McpServer, mut listed: Vec<Tool>) -> Result<Vec<
     }
     let mut names = HashSet::new();
     let mut schemas_bytes = 0;
-    for tool in &listed {
+    for tool in &mut listed {
         let name = tool_name(&config.name, &tool.name);
         if !names.insert(name.clone()) {
             return Err(format!("has two tools that would be called `{name}`"));
@@ -81,6 +84,9 @@ pub(crate) fn accepted(config: &McpServer, mut listed: Vec<Tool>) -> Result<Vec<
                 MAX_SCHEMA_BYTES >> 10,
                 MAX_SCHEMAS_BYTES >> 10
             ));
+        }
+        if let Some(schema) = flattened(&tool.input_schema) {
+            tool.input_schema = Arc::new(schema);
         }
     }
     Ok(listed)

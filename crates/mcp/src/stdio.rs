@@ -1,5 +1,6 @@
 //! The transport over the pipes of a process in a sandbox: one JSON message per line.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,10 +75,14 @@ impl Child {
         let missing = || SandboxError::unsupported("the sandbox gives no pipes to commands");
         let output = process.take_output().ok_or_else(missing)?;
         let stdin = process.take_stdin().ok_or_else(missing)?;
+        let environment = server.environment.values();
+        let mut secrets: Vec<_> = environment.chain(&server.inserted).cloned().collect();
+        // One may contain another, and would be hidden in part only.
+        secrets.sort_by_key(|secret| Reverse(secret.expose().len()));
         let child = Arc::new(Self {
             process: AsyncMutex::new(process),
             output: AsyncMutex::new(output),
-            secrets: server.environment.values().cloned().collect(),
+            secrets,
             stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES)),
             has_ended: AtomicBool::new(false),
             problem: Mutex::new(None),

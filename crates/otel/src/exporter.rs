@@ -13,6 +13,7 @@ use crate::ExportReport;
 /// Numbers of spans.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
+    /// Number of sampled spans that have ended.
     pub(crate) ended: AtomicU64,
     exported: AtomicU64,
     error: Mutex<Option<String>>,

@@ -47,7 +47,7 @@ pub struct TelemetryError(String);
 pub struct ExportReport {
     /// Number of spans that the collector has accepted.
     pub exported: u64,
-    /// Number of spans that it has not.
+    /// Number of sampled spans that it has not.
     pub lost: u64,
     /// The latest failure.
     pub error: Option<String>,

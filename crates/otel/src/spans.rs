@@ -331,7 +331,9 @@ impl RunSpans {
             span.set_attribute(text("error.type", error));
             span.set_status(Status::error(error.to_owned()));
         }
-        self.counts.ended.fetch_add(1, Ordering::Relaxed);
+        if span.span_context().is_sampled() {
+            self.counts.ended.fetch_add(1, Ordering::Relaxed);
+        }
         span.end_with_timestamp(time);
     }
 }
@@ -401,4 +403,32 @@ fn text(key: &'static str, value: &str) -> KeyValue {
         shown.push('…');
     }
     KeyValue::new(key, Value::from(shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+
+    use super::*;
+
+    #[test]
+    fn only_sampled_spans_are_counted() {
+        for (sampler, expected) in [(Sampler::AlwaysOff, 0), (Sampler::AlwaysOn, 2)] {
+            let provider = SdkTracerProvider::builder().with_sampler(sampler).build();
+            let counts = Arc::new(Counts::default());
+            let tracer = provider.tracer("cantle");
+            let spans = RunSpans::new(tracer, Arc::clone(&counts), None, None);
+            let start = |parent: Option<SpanContext>| {
+                let (kind, now) = (SpanKind::Internal, SystemTime::now());
+                spans.start("work".to_owned(), kind, now, Vec::new(), parent)
+            };
+            let parent = start(None);
+            let child = start(Some(parent.span_context().clone()));
+            for span in [child, parent] {
+                spans.end(span, SystemTime::now(), None);
+            }
+            assert_eq!(counts.report().lost, expected);
+        }
+    }
 }

@@ -1,9 +1,11 @@
 //! `mcp.json`, in the shape that other agents use.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_core::policy::{Access, HostPattern, Network, Policy};
+use cantle_core::secret::SecretText;
 use indexmap::IndexMap;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -162,6 +164,12 @@ impl HttpEntry {
 
 impl StdioEntry {
     fn server(self, name: &str, variable: Variable<'_>) -> Result<McpServer, String> {
+        let inserted = RefCell::new(Vec::new());
+        let variable: Variable<'_> = &|name: &str| {
+            let value = variable(name)?;
+            inserted.borrow_mut().push(SecretText::new(value.as_str()));
+            Some(value)
+        };
         let mut server = McpServer::command(name, [self.command].into_iter().chain(self.args));
         if let Transport::Stdio(stdio) = &mut server.transport {
             for argument in &mut stdio.argv {
@@ -176,9 +184,11 @@ impl StdioEntry {
                 }
                 (_, policy) => policy.unwrap_or_default().place(),
             };
-        }
-        for (name, value) in self.env {
-            server = server.with_env(name, expand(&value, variable)?);
+            for (name, value) in self.env {
+                let value = expand(&value, variable)?;
+                stdio.environment.insert(name, value.into());
+            }
+            stdio.inserted = inserted.take();
         }
         Ok(server.with_limits(self.tools, self.connect_timeout_s, self.call_timeout_s))
     }

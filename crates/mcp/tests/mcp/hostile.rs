@@ -1,10 +1,12 @@
 //! Servers that misbehave.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::tool::user_channel;
 use serde_json::json;
 
-use super::{call, open, refused, script};
+use super::{call, call_with, context, open, refused, script};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_handshake_ends_at_its_limit() {
@@ -28,6 +30,34 @@ async fn a_hanging_call_ends_at_its_limit_and_its_outcome_is_unknown() {
         text.starts_with("The outcome of this call is unknown: "),
         "{text}"
     );
+    set.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abandoned_question_leaves_the_next_call_its_limit() {
+    // One of two questions at the same time is declined, so the other one is open.
+    let server = script(
+        r#"
+        greet; offer; next tools/call
+        for question in 71 72; do
+            printf '{"jsonrpc":"2.0","id":%s,"method":"elicitation/create","params":{"message":"Well?","requestedSchema":{"type":"object","properties":{}}}}\n' "$question"
+        done
+        while read -r line; do case $line in *decline*) break ;; esac; done
+        reply '{"content":[{"type":"text","text":"never mind"}]}'
+        sleep 1000
+    "#,
+    );
+    let set = open(server.with_call_timeout(Duration::from_secs(2))).await;
+    let (user, _questions) = user_channel();
+    let mut cx = context();
+    cx.user = Arc::new(user);
+    let output = call_with(&*set, "s__work", json!({}), cx).await;
+    let text = output.content.text();
+    assert!(text.ends_with("\nnever mind"), "{text}");
+    let calling = call(&*set, "s__work", json!({}));
+    let output = tokio::time::timeout(Duration::from_secs(20), calling).await;
+    let text = output.expect("the call ends").content.text();
+    assert!(text.contains("did not answer within 2 s"), "{text}");
     set.close().await.unwrap();
 }
 

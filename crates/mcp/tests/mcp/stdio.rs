@@ -333,6 +333,22 @@ async fn a_server_starts_in_its_directory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn values_of_variables_in_arguments_are_hidden_in_errors() {
+    let text = r#"{"mcpServers": {"s": {
+        "command": "bash",
+        "args": ["-c", "echo \"unknown: $0 ${KEY#* }\" >&2", "--token=${SECRET}"],
+        "env": {"KEY": "Bearer ${SECRET}"}
+    }}}"#;
+    let secret = |_: &str| Some("s3cret".to_owned());
+    let server = McpServer::from_json(text, secret).unwrap().remove(0);
+    let error = refused(server).await;
+    assert!(
+        error.ends_with(":\nunknown: --token=[hidden] [hidden]"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refused_host_is_named_with_the_key_that_allows_it() {
     let ask_proxy = r#"
         exec 3<>"/dev/tcp/127.0.0.1/${HTTPS_PROXY##*:}"

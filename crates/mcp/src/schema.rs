@@ -1,0 +1,162 @@
+//! Schemas of tools in the form that model providers accept.
+
+use std::collections::VecDeque;
+
+use indexmap::IndexMap;
+use rmcp::model::JsonObject;
+use serde_json::{Value, json};
+
+use crate::limits::MAX_SCHEMA_BRANCHES;
+
+/// Keywords that Anthropic or OpenAI refuses at the root of a schema.
+const REFUSED_AT_ROOT: [&str; 5] = ["allOf", "anyOf", "enum", "not", "oneOf"];
+
+/// Returns a schema whose root has the properties of all its branches instead of keywords that providers refuse there;
+/// `None` if it has no such keyword. It accepts more than the original, which the server still enforces.
+pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
+    if !REFUSED_AT_ROOT.iter().any(|it| schema.contains_key(*it)) {
+        return None;
+    }
+    let root = Value::Object(schema.clone());
+    let mut properties: IndexMap<&String, Vec<&Value>> = IndexMap::new();
+    let mut required: Vec<&Value> = Vec::new();
+    let mut is_open = false;
+    let mut pending = VecDeque::from([(&root, true)]);
+    // References can form cycles.
+    for _ in 0..MAX_SCHEMA_BRANCHES {
+        let Some((branch, is_mandatory)) = pending.pop_front() else {
+            break;
+        };
+        let listed = branch.get("properties").and_then(Value::as_object);
+        for (name, property) in listed.into_iter().flatten() {
+            let alternatives = properties.entry(name).or_default();
+            if !alternatives.contains(&property) {
+                alternatives.push(property);
+            }
+        }
+        for name in list(branch, "required") {
+            if is_mandatory && !required.contains(&name) {
+                required.push(name);
+            }
+        }
+        let rest = branch.get("additionalProperties");
+        is_open |= rest.is_some_and(|rest| *rest != Value::Bool(false));
+        is_open |= branch.get("patternProperties").is_some();
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            let is_mandatory = is_mandatory && keyword == "allOf";
+            let branches = list(branch, keyword).iter();
+            pending.extend(branches.map(|branch| (branch, is_mandatory)));
+        }
+        if let Some(reference) = branch.get("$ref").and_then(Value::as_str) {
+            let pointer = reference.strip_prefix('#');
+            match pointer.and_then(|pointer| root.pointer(pointer)) {
+                Some(target) => pending.push_front((target, is_mandatory)),
+                None => is_open = true,
+            }
+        }
+    }
+    is_open |= !pending.is_empty();
+    let merged = properties.into_iter().map(|(name, alternatives)| {
+        let property = match alternatives.as_slice() {
+            [only] => Value::clone(only),
+            _ => json!({"anyOf": alternatives}),
+        };
+        (name.clone(), property)
+    });
+    let mut merged: JsonObject = merged.collect();
+    if let Some(own) = schema.get("properties").and_then(Value::as_object) {
+        merged.extend(own.clone());
+    }
+    let mut flat = schema.clone();
+    flat.retain(|keyword, _| !REFUSED_AT_ROOT.contains(&keyword.as_str()));
+    if !merged.is_empty() {
+        flat.insert("properties".to_owned(), Value::Object(merged));
+    }
+    if !required.is_empty() {
+        flat.insert("required".to_owned(), json!(required));
+    }
+    if is_open {
+        // Unlisted names are refused before a call otherwise.
+        flat.entry("additionalProperties")
+            .or_insert(Value::Bool(true));
+    }
+    Some(flat)
+}
+
+/// Returns the list under a keyword; empty if there is none.
+fn list<'s>(schema: &'s Value, keyword: &str) -> &'s [Value] {
+    let list = schema.get(keyword).and_then(Value::as_array);
+    list.map(Vec::as_slice).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flat(schema: &Value) -> Option<Value> {
+        flattened(schema.as_object().unwrap()).map(Value::Object)
+    }
+
+    #[test]
+    fn branches_at_the_root_become_properties() {
+        let (text, flag) = (json!({"type": "string"}), json!({"type": "boolean"}));
+        let add = json!({
+            "properties": {"action": {"const": "add"}, "text": text},
+            "required": ["action", "text"],
+        });
+        let remove = json!({
+            "properties": {"action": {"const": "remove"}, "id": {"type": "integer"}, "force": flag},
+            "required": ["action"],
+        });
+        let user = json!({
+            "properties": {"user": text},
+            "required": ["user", "id"],
+            "anyOf": [{"required": ["text"]}, {"required": ["force"]}],
+        });
+        let schema = json!({
+            "type": "object",
+            "properties": {"id": text},
+            "required": ["id"],
+            "oneOf": [{"$ref": "#/$defs/add"}, remove],
+            "allOf": [user],
+            "enum": [{"id": "a"}],
+            "not": {"required": ["none"]},
+            "$defs": {"add": add},
+        });
+        let expected = json!({
+            "type": "object",
+            "properties": {
+                "id": text,
+                "user": text,
+                "action": {"anyOf": [{"const": "add"}, {"const": "remove"}]},
+                "text": text,
+                "force": flag,
+            },
+            "required": ["id", "user"],
+            "$defs": {"add": add},
+        });
+        assert_eq!(flat(&schema), Some(expected));
+    }
+
+    #[test]
+    fn branches_that_are_not_known_leave_the_schema_open() {
+        for branch in [
+            json!({"$ref": "#"}),
+            json!({"$ref": "https://example.com/schema"}),
+            json!({"additionalProperties": {"type": "string"}}),
+        ] {
+            let expected = json!({"additionalProperties": true});
+            assert_eq!(
+                flat(&json!({"anyOf": [branch]})),
+                Some(expected),
+                "{branch}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_schemas_are_unchanged() {
+        let nested = json!({"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}]}}});
+        assert_eq!(flat(&nested), None);
+    }
+}
