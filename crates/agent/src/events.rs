@@ -241,7 +241,6 @@ impl<'a> JournalEvents<'a> {
                 call,
             } => {
                 let answered = model_answered(self.machine.turns() + 1, message, stop, call);
-                self.failed_attempts = 0;
                 self.push(answered);
             }
             Fact::AttemptFailed {
@@ -329,7 +328,11 @@ impl<'a> JournalEvents<'a> {
     fn actions(&mut self) {
         while let Some(action) = self.machine.next() {
             match action {
-                Action::AskModel { turn } => self.push(EventKind::TurnStarted { turn }),
+                Action::AskModel { turn } => {
+                    self.failed_attempts = 0;
+                    self.push(EventKind::TurnStarted { turn });
+                }
+                Action::Summarize { .. } => self.failed_attempts = 0,
                 Action::CallRefused { call, text } => self.push(tool_refused(&call, &text)),
                 Action::UserMessage { text } => self.push(EventKind::UserMessage { text }),
                 Action::TurnDropped { turn } => self.push(EventKind::TurnDropped { turn }),
@@ -338,10 +341,7 @@ impl<'a> JournalEvents<'a> {
                     text,
                     call,
                 } => self.push(history_summarized(replaced, text, &call)),
-                Action::Summarize { .. }
-                | Action::StartCall { .. }
-                | Action::AcceptText { .. }
-                | Action::End(_) => {}
+                Action::StartCall { .. } | Action::AcceptText { .. } | Action::End(_) => {}
             }
         }
     }
@@ -355,10 +355,9 @@ impl<'a> JournalEvents<'a> {
             });
         }
         for refused in end.files.refused {
-            let (source, reason) = refused.split_once(": ").unwrap_or((&refused, ""));
             self.push(EventKind::OutputRefused {
-                source: source.to_owned(),
-                reason: reason.to_owned(),
+                source: refused.source,
+                reason: refused.reason,
             });
         }
         self.push(EventKind::RunFinished {

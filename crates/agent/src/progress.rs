@@ -1,10 +1,13 @@
 //! The visible progress of a sub-agent, from its events.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
+use cantle_core::usage::TokenUsage;
 
 /// The progress of one sub-agent and those below it.
 #[derive(Debug, Default)]
@@ -18,10 +21,26 @@ pub(crate) struct ProgressState {
     pub(crate) running_tool: Option<String>,
     /// The latest text of the model.
     pub(crate) last_text: String,
-    /// The model of the run that started last.
-    model: String,
-    /// The answered model calls of the sub-agent and those below it.
+    /// The models of the sub-agent's run and of those below it.
+    models: HashMap<RunId, String>,
+    /// The model calls of the sub-agent and those below it, as far as events report them.
     pub(crate) ledger: Ledger,
+}
+
+impl ProgressState {
+    /// The ledger entry of a model call of a run.
+    fn model_call(
+        &self,
+        run: RunId,
+        purpose: CallPurpose,
+        usage: TokenUsage,
+        cost_usd: Option<f64>,
+    ) -> ModelCall {
+        let model = self.models.get(&run).map_or("", String::as_str);
+        let mut call = ModelCall::new(model, purpose, usage, Duration::ZERO);
+        call.cost_usd = cost_usd;
+        call
+    }
 }
 
 impl Progress {
@@ -33,7 +52,7 @@ impl Progress {
         self.lock().clone()
     }
 
-    /// The answered model calls so far.
+    /// The model calls so far.
     pub(crate) fn ledger(&self) -> Ledger {
         self.lock().ledger.clone()
     }
@@ -46,7 +65,9 @@ impl Progress {
         let mut state = self.lock();
         let is_own = event.run == run;
         match &event.kind {
-            EventKind::RunStarted { model, .. } => state.model.clone_from(model),
+            EventKind::RunStarted { model, .. } => {
+                state.models.insert(event.run, model.clone());
+            }
             EventKind::RunResumed { turns } if is_own => state.turns = *turns,
             EventKind::ModelAnswered {
                 turn,
@@ -58,9 +79,9 @@ impl Progress {
                 duration,
                 ..
             } => {
-                let mut call = ModelCall::new(&state.model, CallPurpose::Turn, *usage, *duration);
+                let mut call = state.model_call(event.run, CallPurpose::Turn, *usage, *cost_usd);
+                call.duration = *duration;
                 call.estimated = *usage_estimated;
-                call.cost_usd = *cost_usd;
                 call.list_price_date.clone_from(list_price_date);
                 state.ledger.model_calls.push(call);
                 if is_own {
@@ -70,11 +91,113 @@ impl Progress {
                     }
                 }
             }
+            EventKind::HistorySummarized {
+                usage, cost_usd, ..
+            } => {
+                let call = state.model_call(event.run, CallPurpose::Summary, *usage, *cost_usd);
+                state.ledger.model_calls.push(call);
+            }
+            EventKind::ModelRetry {
+                usage, cost_usd, ..
+            } => {
+                let mut call = state.model_call(event.run, CallPurpose::Failed, *usage, *cost_usd);
+                call.estimated = true;
+                state.ledger.model_calls.push(call);
+            }
             EventKind::ToolStarted { tool, .. } if is_own => {
                 state.running_tool = Some(tool.clone());
             }
             EventKind::ToolFinished { .. } if is_own => state.running_tool = None,
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn started(model: &str) -> EventKind {
+        EventKind::RunStarted {
+            agent: "helper".to_owned(),
+            model: model.to_owned(),
+            task: String::new(),
+            max_turns: 1,
+            tools: Vec::new(),
+            sandbox: None,
+            input_files: Vec::new(),
+        }
+    }
+
+    fn usage(input: u64) -> TokenUsage {
+        TokenUsage {
+            input,
+            ..TokenUsage::default()
+        }
+    }
+
+    fn answered(input: u64) -> EventKind {
+        EventKind::ModelAnswered {
+            turn: 1,
+            text: String::new(),
+            tool_calls: 0,
+            usage: usage(input),
+            usage_estimated: false,
+            cost_usd: Some(1.0),
+            list_price_date: None,
+            served_by: None,
+            stop: None,
+            duration: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn each_model_call_counts_for_the_model_of_its_run() {
+        use CallPurpose::{Failed, Summary, Turn};
+        let (run, nested) = (RunId::new(), RunId::new());
+        let retry = EventKind::ModelRetry {
+            attempt: 2,
+            after: Duration::ZERO,
+            reason: "overloaded".to_owned(),
+            discarded: String::new(),
+            usage: usage(3),
+            cost_usd: Some(1.0),
+        };
+        let summary = EventKind::HistorySummarized {
+            replaced: 2,
+            text: String::new(),
+            usage: usage(4),
+            cost_usd: Some(1.0),
+        };
+        let events = [
+            (run, started("large")),
+            (run, answered(1)),
+            (nested, started("small")),
+            (nested, answered(2)),
+            (run, retry),
+            (run, summary),
+            (run, answered(5)),
+        ];
+        let progress = Progress::default();
+        for (number, (of, kind)) in (0..).zip(events) {
+            let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
+            progress.update(&event, run);
+        }
+        let ledger = progress.ledger();
+        let calls = ledger.model_calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| (&*call.model, call.purpose, call.usage.input))
+            .collect();
+        let expected = [
+            ("large", Turn, 1),
+            ("small", Turn, 2),
+            ("large", Failed, 3),
+            ("large", Summary, 4),
+            ("large", Turn, 5),
+        ];
+        assert_eq!(calls, expected);
+        assert_eq!(ledger.cost_usd(), Some(5.0));
     }
 }

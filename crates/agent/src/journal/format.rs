@@ -54,8 +54,7 @@ pub(crate) struct End {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeliveredFiles {
     pub(crate) saved: Vec<DeliveredFile>,
-    /// Files that were not saved, each with the reason.
-    pub(crate) refused: Vec<String>,
+    pub(crate) refused: Vec<RefusedOutput>,
 }
 
 impl DeliveredFiles {
@@ -71,8 +70,10 @@ impl From<&SavedOutputs> for DeliveredFiles {
             path: file.path.display().to_string(),
             size_bytes: file.size_bytes,
         });
-        let refused = outputs.refused.iter();
-        let refused = refused.map(|file| format!("{}: {}", file.source, file.reason));
+        let refused = outputs.refused.iter().map(|file| RefusedOutput {
+            source: file.source.clone(),
+            reason: file.reason.clone(),
+        });
         Self {
             saved: saved.collect(),
             refused: refused.collect(),
@@ -121,6 +122,41 @@ impl From<DeliveredFileRecord> for DeliveredFile {
     }
 }
 
+/// A file that was not saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "RefusedOutputRecord")]
+pub(crate) struct RefusedOutput {
+    /// The path that the model named.
+    pub(crate) source: String,
+    pub(crate) reason: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RefusedOutputRecord {
+    /// The form of version 0.1.0: `SOURCE: REASON`.
+    Text(String),
+    File {
+        source: String,
+        reason: String,
+    },
+}
+
+impl From<RefusedOutputRecord> for RefusedOutput {
+    fn from(record: RefusedOutputRecord) -> Self {
+        match record {
+            RefusedOutputRecord::Text(text) => {
+                let (source, reason) = text.split_once(": ").unwrap_or((&text, ""));
+                Self {
+                    source: source.to_owned(),
+                    reason: reason.to_owned(),
+                }
+            }
+            RefusedOutputRecord::File { source, reason } => Self { source, reason },
+        }
+    }
+}
+
 /// The state in which a run began.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
@@ -136,6 +172,9 @@ pub(crate) struct Header {
     pub(crate) task: String,
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
+    /// Paths of the skills' files in the sandbox.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skill_files: Vec<String>,
     /// The sandbox, if it outlives the process.
     pub(crate) sandbox: Option<SandboxHandle>,
     /// The tools; empty in journals of version 0.1.0.
@@ -240,4 +279,22 @@ pub(super) fn parse(line: &[u8], media: &MediaFiles) -> io::Result<Entry<'static
     let mut value: Value = serde_json::from_slice(line)?;
     media.restore(&mut value)?;
     Ok(serde_json::from_value(value)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_files_are_read_in_both_forms() {
+        let refused = |source: &str| RefusedOutput {
+            source: source.to_owned(),
+            reason: "it is gone".to_owned(),
+        };
+        let record = json!({"source": "b: c.txt", "reason": "it is gone"});
+        let files = json!({"saved": [], "refused": ["a.txt: it is gone", record]});
+        let files: DeliveredFiles = serde_json::from_value(files).unwrap();
+        assert_eq!(files.refused, [refused("a.txt"), refused("b: c.txt")]);
+        assert_eq!(json!(files)["refused"][1], record);
+    }
 }

@@ -335,11 +335,15 @@ impl Driver {
 
     fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
         if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
-            let hub = &self.scope.hub;
-            hub.emit_with(|| events::tool_finished(&call, &outcome));
+            // It ends after the run is resumed.
             if outcome.suspended {
                 return self.suspend_call(index, &call.name, outcome.sub_agent);
             }
+            let has_started = self.machine.has_started(index);
+            self.scope.hub.emit_with(|| match has_started {
+                true => events::tool_finished(&call, &outcome),
+                false => events::tool_refused(&call, &outcome.content.text()),
+            });
         }
         self.record_outcome(index, outcome)
     }
@@ -368,6 +372,10 @@ impl Driver {
         let deadline = tokio::time::sleep(self.grace());
         tokio::pin!(deadline);
         self.calls_token.cancel();
+        // Waiting calls were refused before the others end.
+        while let Some((call, text)) = self.machine.next_refused() {
+            self.emit_refused(&call, &text);
+        }
         loop {
             let joined = tokio::select! {
                 joined = self.tasks.join_next() => joined,
@@ -380,13 +388,7 @@ impl Driver {
             };
             let outcome = match event {
                 CallEvent::Finished(outcome) => outcome,
-                CallEvent::Decided(_) => {
-                    let text = format!("Not run: {reason} before this call had begun.");
-                    let mut outcome = not_run(text);
-                    // The decision is requested again when the run is resumed.
-                    outcome.suspended = self.scope.suspends_calls();
-                    outcome
-                }
+                CallEvent::Decided(_) => self.not_begun(reason),
                 CallEvent::HookFailed(error) => not_run(error.to_string()),
             };
             self.finish_call(index, outcome)?;
@@ -397,16 +399,29 @@ impl Driver {
             .calls
             .iter()
             .map(|(index, call)| {
+                if !self.machine.has_started(*index) {
+                    return (*index, self.not_begun(reason));
+                }
                 let tool = self.resources.tools.get(&call.call.name);
                 let repeatable = tool.is_some_and(|tool| tool.tool.properties().repeatable);
-                (*index, call.abandoned(reason, repeatable, &self.scope))
+                let outcome = call.abandoned(reason, repeatable, &self.scope);
+                (*index, Box::new(outcome))
             })
             .collect();
         abandoned.sort_unstable_by_key(|(index, _)| *index);
         for (index, outcome) in abandoned {
-            self.finish_call(index, Box::new(outcome))?;
+            self.finish_call(index, outcome)?;
         }
         Ok(())
+    }
+
+    /// The outcome of a call that was stopped before it began.
+    fn not_begun(&self, reason: &str) -> Box<CallOutcome> {
+        let text = format!("Not run: {reason} before this call had begun.");
+        let mut outcome = not_run(text);
+        // The decision is requested again when the run is resumed.
+        outcome.suspended = self.scope.suspends_calls();
+        outcome
     }
 
     /// Resumes the background sub-agents that worked when an earlier process ended.

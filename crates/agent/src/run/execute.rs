@@ -1,6 +1,6 @@
 //! The task of a run: what precedes its first turn and follows its last.
 
-use std::collections::VecDeque;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use cantle_core::event::{EventKind, Finish};
 use cantle_core::ids::RunId;
 use cantle_core::message::{self, Message, SharedMessage};
 use cantle_core::sandbox::{
-    FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    FileKind, RefusedFile, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
     SavedOutputs, Survival,
 };
 use serde_json::Value;
@@ -43,6 +43,9 @@ const NO_TARGET: &str = "the caller has neither a sandbox nor an output director
 
 /// Maximum number of undelivered files that are named.
 const MAX_UNDELIVERED: usize = 20;
+
+/// Maximum number of entries among which they are looked for.
+const MAX_ENTRIES: usize = 100_000;
 
 /// Deadline of looking for them.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
@@ -247,6 +250,7 @@ impl RunTask {
             rules: self.resources.agent.rules.clone(),
             task,
             input_files: self.resources.input_files.clone(),
+            skill_files: self.resources.skill_files.clone(),
             sandbox: kept.sandbox.clone(),
             tools: self.resources.tools.ordered_traits(),
             sandbox_info: self
@@ -370,14 +374,28 @@ impl RunTask {
 
     /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
     async fn undelivered(&self) -> Vec<String> {
-        let Some(sandbox) = &self.resources.sandbox else {
+        let resources = &self.resources;
+        let parent = resources.runs.parent.as_ref();
+        // The caller still has the files of a sandbox that it shares.
+        let is_shared = parent.is_some_and(|parent| parent.shares_sandbox);
+        let Some(sandbox) = resources.sandbox.as_ref().filter(|_| !is_shared) else {
             return Vec::new();
         };
-        let inputs = &self.resources.input_files;
-        let mut files = Vec::new();
-        let listing = list_new_files(&**sandbox, inputs, &mut files);
-        // The files found in time are enough for a warning.
-        let _ = tokio::time::timeout(LIST_DEADLINE, listing).await;
+        let base = SandboxPath::working_directory();
+        let walk = tokio::time::timeout(LIST_DEADLINE, sandbox.walk(&base, MAX_ENTRIES)).await;
+        let walk = walk.ok().and_then(Result::ok).unwrap_or_default();
+        let given = resources.input_files.iter().chain(&resources.skill_files);
+        let given: HashSet<&str> = given.map(String::as_str).collect();
+        // Results and outputs that Cantle saved are below `.cantle`.
+        let is_new =
+            |file: &String| !file.starts_with(".cantle/") && !given.contains(file.as_str());
+        let files = walk.entries.iter();
+        let files = files.filter(|(_, entry)| entry.kind == FileKind::File);
+        let files = files.map(|(path, _)| path.to_string());
+        let mut files: Vec<_> = files.filter(is_new).collect();
+        // Results are rarely deep.
+        files.sort_by_key(|file| file.matches('/').count());
+        files.truncate(MAX_UNDELIVERED);
         if !files.is_empty() {
             let message = format!(
                 "The model answered in text and did not deliver these files: {}",
@@ -483,29 +501,5 @@ impl RunTask {
             });
         }
         Ok(saved)
-    }
-}
-
-/// Lists the regular files below the working directory that are no input files, breadth first.
-async fn list_new_files(sandbox: &dyn Sandbox, inputs: &[String], files: &mut Vec<String>) {
-    let mut directories = VecDeque::from([SandboxPath::working_directory()]);
-    while let Some(directory) = directories.pop_front() {
-        // A directory that can't be read holds nothing to deliver.
-        let mut entries = sandbox.list(&directory).await.unwrap_or_default();
-        entries.sort_by(|a, b| a.path.cmp(&b.path));
-        for entry in entries {
-            let Ok(path) = directory.join(entry.path.relative_bytes()) else {
-                continue;
-            };
-            let name = path.to_string();
-            match entry.kind {
-                FileKind::Directory => directories.push_back(path),
-                FileKind::File if !inputs.contains(&name) => files.push(name),
-                _ => {}
-            }
-            if files.len() >= MAX_UNDELIVERED {
-                return;
-            }
-        }
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct SessionResources {
     pub(crate) sandbox_facts: OnceCell<SandboxFacts>,
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
+    /// Paths of the skills' files in the sandbox.
+    pub(crate) skill_files: Vec<String>,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,

@@ -188,6 +188,7 @@ impl Session {
         let specs = header.identity.recorded_specs(resources.tools.specs());
         resources.tools = Arc::new(resources.tools.with_specs(specs));
         resources.input_files.clone_from(&header.input_files);
+        resources.skill_files.clone_from(&header.skill_files);
         let note = header.note.clone();
         let session = session.keep(store, note, 1).await?;
         let resumed = ResumedRun {
@@ -235,6 +236,14 @@ impl Session {
             Ok(session) => session.close().await,
             Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Adds files that were copied into the sandbox before the first run.
+    pub(crate) fn add_input_files(&mut self, files: Vec<String>) {
+        // Only runs share the resources.
+        if let Some(resources) = Arc::get_mut(&mut self.resources) {
+            resources.input_files.extend(files);
         }
     }
 

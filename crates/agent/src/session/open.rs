@@ -168,10 +168,11 @@ async fn open_providers(
             return Err(SessionError::new(SessionErrorKind::Input, message));
         }
     };
+    let mut skill_files = Vec::new();
     if let Some(skills) = &request.skills {
         warnings.extend(skills.warnings().iter().cloned());
         match &cx.sandbox {
-            Some(sandbox) => upload_skills(skills, &**sandbox).await?,
+            Some(sandbox) => skill_files = upload_skills(skills, &**sandbox).await?,
             None => warnings.push("The skills can't be used: there is no sandbox.".to_owned()),
         }
     }
@@ -181,6 +182,7 @@ async fn open_providers(
         sandbox: cx.sandbox,
         sandbox_facts: OnceCell::new(),
         input_files,
+        skill_files,
         warnings,
         cancellation,
         history: Arc::default(),
@@ -190,7 +192,11 @@ async fn open_providers(
     })
 }
 
-async fn upload_skills(skills: &Skills, sandbox: &dyn Sandbox) -> Result<(), SessionError> {
+/// Copies the skills into a sandbox. Returns the paths of the files there.
+async fn upload_skills(
+    skills: &Skills,
+    sandbox: &dyn Sandbox,
+) -> Result<Vec<String>, SessionError> {
     let failed = |error: SandboxError| {
         let message = format!("the skills can't be copied into the sandbox: {error}");
         SessionError::new(SessionErrorKind::Input, message).with_source(error)
@@ -198,5 +204,6 @@ async fn upload_skills(skills: &Skills, sandbox: &dyn Sandbox) -> Result<(), Ses
     let target = SandboxPath::new(SANDBOX_DIRECTORY)
         .map_err(|error| SessionError::new(SessionErrorKind::Input, error.to_string()))?;
     let uploaded = sandbox.upload(skills.directory(), &target).await;
-    uploaded.map(drop).map_err(failed)
+    let files = uploaded.map_err(failed)?.files;
+    Ok(files.iter().map(|file| file.to.to_string()).collect())
 }

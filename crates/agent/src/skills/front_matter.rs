@@ -1,8 +1,8 @@
 //! The front matter of a `SKILL.md`: YAML between two lines of `---` at its start.
 
-use std::fmt;
+use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -17,56 +17,29 @@ pub(super) struct FrontMatter {
     pub(super) description: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Fields {
     name: Option<String>,
     description: Option<String>,
 }
 
-/// An error, and its line.
-#[derive(Debug)]
-pub(super) struct FrontMatterError {
-    line: Option<u64>,
-    message: String,
-}
-
-impl FrontMatterError {
-    fn new(line: impl Into<Option<u64>>, message: impl Into<String>) -> Self {
-        Self {
-            line: line.into(),
-            message: message.into(),
-        }
-    }
-}
-
-impl From<io::Error> for FrontMatterError {
-    fn from(error: io::Error) -> Self {
-        Self::new(None, format!("it can't be read: {error}"))
-    }
-}
-
-impl fmt::Display for FrontMatterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(line) = self.line {
-            write!(f, "line {line}: ")?;
-        }
-        f.write_str(&self.message)
-    }
-}
-
-pub(super) fn read(file: &Path) -> Result<FrontMatter, FrontMatterError> {
+/// Reads a file's front matter, or says what is wrong with it.
+pub(super) fn read(file: &Path) -> Result<FrontMatter, String> {
     let mut head = Vec::new();
-    File::open(file)?.take(MAX_BYTES).read_to_end(&mut head)?;
+    let read = File::open(file).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut head));
+    read.map_err(|error| format!("it can't be read: {error}"))?;
     parse(head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&head))
 }
 
-fn parse(head: &[u8]) -> Result<FrontMatter, FrontMatterError> {
+fn parse(head: &[u8]) -> Result<FrontMatter, String> {
     let is_fence = |line: &[u8]| line.trim_ascii_end() == b"---";
     let mut lines = head.split_inclusive(|byte| *byte == b'\n');
     let first = lines.next().filter(|line| is_fence(line));
     let first = first.ok_or_else(|| {
-        let message = "it does not begin with front matter, YAML between two lines of `---`";
-        FrontMatterError::new(1, message)
+        at_line(
+            1,
+            "it does not begin with front matter, YAML between two lines of `---`",
+        )
     })?;
     let mut length = first.len();
     loop {
@@ -78,7 +51,7 @@ fn parse(head: &[u8]) -> Result<FrontMatter, FrontMatterError> {
                     "its front matter has no end, a second line of `---`, within {} KiB",
                     MAX_BYTES / 1024
                 );
-                return Err(FrontMatterError::new(1, message));
+                return Err(at_line(1, message));
             }
         }
     }
@@ -87,25 +60,28 @@ fn parse(head: &[u8]) -> Result<FrontMatter, FrontMatterError> {
     let yaml = std::str::from_utf8(yaml).map_err(|error| {
         let before = yaml.get(..error.valid_up_to()).unwrap_or_default();
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u64;
-        FrontMatterError::new(line, "it is not UTF-8")
+        at_line(line, "it is not UTF-8")
     })?;
     let fields: Option<Fields> = serde_saphyr::from_str(yaml).map_err(|error| {
-        let line = error.location().map(|location| location.line());
-        FrontMatterError::new(line, without_location(error.without_snippet()))
+        let message = without_location(error.without_snippet());
+        match error.location() {
+            Some(location) => at_line(location.line(), message),
+            None => message,
+        }
     })?;
-    let fields = fields.unwrap_or(Fields {
-        name: None,
-        description: None,
-    });
+    let fields = fields.unwrap_or_default();
     let given = |field: Option<String>, name: &str| {
         let field = field.filter(|text| !text.trim().is_empty());
-        field
-            .ok_or_else(|| FrontMatterError::new(None, format!("its front matter has no `{name}`")))
+        field.ok_or_else(|| format!("its front matter has no `{name}`"))
     };
     Ok(FrontMatter {
         name: given(fields.name, "name")?,
         description: given(fields.description, "description")?,
     })
+}
+
+fn at_line(line: u64, message: impl Display) -> String {
+    format!("line {line}: {message}")
 }
 
 /// Returns an error's first line without its location, which is printed before, and without advice

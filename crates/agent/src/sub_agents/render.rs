@@ -49,9 +49,11 @@ pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> String {
     let mut text =
         format!("<sub_agent_result>\n<response>{response}</response>\n<finished>True</finished>\n");
     let saved = files.saved.iter().map(|file| file.source.clone());
+    let refused = files.refused.iter();
+    let refused = refused.map(|file| format!("{}: {}", file.source, file.reason));
     for (tag, files) in [
-        ("files_available", &saved.collect()),
-        ("files_failed", &files.refused),
+        ("files_available", saved.collect::<Vec<_>>()),
+        ("files_failed", refused.collect()),
     ] {
         if !files.is_empty() {
             let _ = writeln!(text, "<{tag}>\n{}\n</{tag}>", files.join("\n"));

@@ -143,12 +143,12 @@ impl SubAgent {
             options = options.kept_in(store, note);
         }
         let session = self.agent.session(options).await;
-        let session = session.map_err(|error| SubAgentResult::not_begun(&error.to_string()))?;
-        if !self.shares_sandbox
-            && let Err(problem) =
-                copy_inputs(&params.input_files, cx.sandbox.as_deref(), &session).await
-        {
-            return Err(close_unused(session, &problem).await);
+        let mut session = session.map_err(|error| SubAgentResult::not_begun(&error.to_string()))?;
+        if !self.shares_sandbox {
+            match copy_inputs(&params.input_files, cx.sandbox.as_deref(), &session).await {
+                Ok(files) => session.add_input_files(files),
+                Err(problem) => return Err(close_unused(session, &problem).await),
+            }
         }
         match session.run(params.task) {
             Ok(run) => Ok(SubAgentWork::new(session, run, call)),
@@ -311,14 +311,14 @@ async fn forward_events(
     run.outcome().await
 }
 
-/// Copies files of the caller to the same paths in the sub-agent's sandbox.
+/// Copies files of the caller to the same paths in the sub-agent's sandbox. Returns these paths.
 async fn copy_inputs(
     files: &[String],
     from: Option<&dyn Sandbox>,
     session: &Session,
-) -> Result<(), String> {
+) -> Result<Vec<String>, String> {
     if files.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let from = from.ok_or("you have no sandbox, so there are no files to copy")?;
     let to = session
@@ -330,6 +330,7 @@ async fn copy_inputs(
     let mut problems: Vec<_> = refused
         .map(|it| format!("`{}`: {}", it.source, it.reason))
         .collect();
+    let mut targets = Vec::new();
     for file in &matched.files {
         let copied = match SandboxPath::new(file) {
             Ok(path) => {
@@ -338,14 +339,20 @@ async fn copy_inputs(
                     .unwrap_or_else(|| path.clone());
                 from.copy_to(&path, &**to, &target)
                     .await
+                    .map(|()| target.to_string())
                     .map_err(|error| error.to_string())
             }
             Err(error) => Err(error.to_string()),
         };
-        problems.extend(copied.err().map(|error| format!("`{file}`: {error}")));
+        match copied {
+            Ok(target) => targets.push(target),
+            Err(error) => problems.push(format!("`{file}`: {error}")),
+        }
     }
     if problems.is_empty() {
-        return Ok(());
+        targets.sort();
+        targets.dedup();
+        return Ok(targets);
     }
     Err(format!(
         "these input files could not be copied, so it did not begin: {}",

@@ -15,7 +15,8 @@ use cantle_tools::{CodeExec, Finish};
 use serde_json::json;
 
 use crate::support::{
-    Scripted, agent, calls, echo, finish, of_tokens, outcome, text, user_messages, watch,
+    Events, Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, text, user_messages,
+    watch,
 };
 
 /// The durable events as JSON, without what a journal does not have: numbers, times, and requests for approval.
@@ -150,6 +151,147 @@ async fn events_of_a_journal_are_those_of_the_run() {
     ] {
         assert!(text.contains(part), "{part} is missing");
     }
+}
+
+/// Failed attempts, followed by these events.
+fn after_failures(count: u32, events: Events) -> Events {
+    let error = LlmError::new(LlmErrorKind::Server, "overloaded");
+    let failed = |attempt| FailedAttempt::new(attempt, &error, Duration::ZERO);
+    let failed = (1..=count).map(|attempt| Ok(ChatEvent::AttemptFailed(failed(attempt))));
+    failed.chain(events).collect()
+}
+
+#[tokio::test]
+async fn attempts_are_numbered_by_model_call() {
+    let client = Scripted::new(|turn, request| {
+        let asked = user_messages(&request.messages);
+        let is_asked = |text: &str| asked.iter().any(|message| message.contains(text));
+        if is_asked("Write a summary") {
+            return after_failures(2, text("the summary"));
+        }
+        if is_asked("the summary") {
+            return after_failures(1, finish("done"));
+        }
+        let overflow = LlmError::new(LlmErrorKind::ContextOverflow, "too long");
+        match turn {
+            2 => after_failures(2, vec![Err(overflow)]),
+            turn => calls(&[("work", "w", json!({"n": turn}))]),
+        }
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let options = SessionOptions::default().kept_in(store.clone(), json!({}));
+    let agent = agent(&client).tool(echo("work")).build().unwrap();
+    let session = agent.session(options).await.unwrap();
+    let (events, outcome) = watch(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    let attempts = events.iter().filter_map(|event| match event.kind {
+        EventKind::ModelRetry { attempt, .. } => Some(attempt),
+        _ => None,
+    });
+    assert_eq!(attempts.collect::<Vec<_>>(), [2, 3, 2, 3, 2]);
+    let kept = store.events(outcome.run).unwrap();
+    assert_eq!(comparable(&events), comparable(&kept));
+}
+
+#[tokio::test]
+async fn a_refused_file_keeps_its_name_in_the_journal() {
+    let params = json!({"reason": "done", "paths": ["a: b.txt"]});
+    let client = Scripted::new(move |_, _| calls(&[("finish", "f", params.clone())]));
+    let agent = agent(&client)
+        .provider(CodeExec::new(LocalBackend::new()))
+        .build()
+        .unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path().join("runs"));
+    let options = SessionOptions::default()
+        .output_dir(directory.path().join("out"))
+        .kept_in(store.clone(), json!({}));
+    let session = agent.session(options).await.unwrap();
+    let (events, outcome) = watch(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    assert_eq!(outcome.outputs.refused[0].source, "a: b.txt");
+    let kept = store.events(outcome.run).unwrap();
+    assert_eq!(comparable(&events), comparable(&kept));
+}
+
+/// Asks about `work`.
+fn asking() -> Approvals {
+    Approvals::allowing()
+        .rule("work", [], Permission::Ask)
+        .unwrap()
+}
+
+#[tokio::test]
+async fn events_of_a_cancelled_run_are_those_of_its_journal() {
+    let hang = bare("hang", |cx| async move {
+        cx.cancellation.cancelled().await;
+        Ok(ToolOutput::failure("stopped"))
+    });
+    // The first call runs, or waits for a decision; the second one waits for the first.
+    for (first, expected) in [
+        ("hang", vec![("b", true), ("a", false)]),
+        ("work", vec![("b", true)]),
+    ] {
+        let client = Scripted::new(move |_, _| {
+            calls(&[
+                (first, "a", json!({"n": 1})),
+                ("work", "b", json!({"n": 2})),
+            ])
+        });
+        let agent = agent(&client)
+            .tool(hang.clone())
+            .tool(echo("work"))
+            .approvals(asking());
+        let directory = tempfile::tempdir().unwrap();
+        let store = RunStore::new(directory.path());
+        let options = SessionOptions::default()
+            .answers_approvals()
+            .kept_in(store.clone(), json!({}));
+        let session = agent.build().unwrap().session(options).await.unwrap();
+        let mut run = session.run("the task").unwrap();
+        let mut events = Vec::new();
+        while let Some(event) = run.next().await {
+            if matches!(
+                event.kind,
+                EventKind::ToolStarted { .. } | EventKind::ApprovalRequested { .. }
+            ) {
+                run.cancel();
+            }
+            events.push(event);
+        }
+        session.close().await.unwrap();
+        let ended = events.iter().filter_map(|event| match &event.kind {
+            EventKind::ToolFinished {
+                call_id, arguments, ..
+            } => Some((call_id.as_str(), arguments.is_some())),
+            _ => None,
+        });
+        assert_eq!(ended.collect::<Vec<_>>(), expected);
+        let kept = store.events(run.id()).unwrap();
+        assert_eq!(comparable(&events), comparable(&kept));
+    }
+}
+
+#[tokio::test]
+async fn a_call_cancelled_before_its_decision_is_reported_with_its_arguments() {
+    let client = Scripted::new(|_, _| calls(&[("work", "a", json!({"n": 1}))]));
+    let agent = agent(&client).tool(echo("work")).approvals(asking());
+    let options = SessionOptions::default().answers_approvals();
+    let session = agent.build().unwrap().session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let mut ended = Vec::new();
+    while let Some(event) = run.next().await {
+        match event.kind {
+            EventKind::ApprovalRequested { .. } => run.cancel(),
+            EventKind::ToolStarted { .. } => panic!("it started"),
+            EventKind::ToolFinished { arguments, .. } => ended.push(arguments),
+            _ => {}
+        }
+    }
+    session.close().await.unwrap();
+    assert_eq!(ended, [Some(json!({"n": 1}))]);
 }
 
 #[tokio::test]

@@ -9,19 +9,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cantle_agent::{
     AfterTool, Agent, AtFinish, Hooks, KeptStatus, Outcome, ResumeOptions, Run, RunErrorKind,
-    RunStore, Session, SessionErrorKind, SessionOptions, SubAgent,
+    RunStore, Session, SessionErrorKind, SessionOptions, SubAgent, TextAnswers,
 };
 use cantle_backends_local::LocalBackend;
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::ToolCall;
+use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::{CodeExec, Finish as FinishTool};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Scripted, agent, calls, finish, finish_tool, outcome, results, session};
+use crate::support::{
+    Scripted, agent, calls, finish, finish_tool, outcome, results, session, text,
+};
 
 /// The directory of a test's sandboxes and runs.
 struct TestDirectory {
@@ -191,6 +194,48 @@ async fn without_a_store_a_cancelled_sub_agent_leaves_nothing() {
     assert_eq!(outcome.ledger.reported_usage().total(), 2 * 15);
     session.close().await.unwrap();
     assert_eq!(test_directory.sandboxes(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn after_an_answer_in_text_only_new_files_are_undelivered_even_if_the_run_is_resumed() {
+    let test_directory = TestDirectory::new();
+    let host = test_directory.directory.path();
+    fs::create_dir_all(host.join("skills/greet")).unwrap();
+    fs::write(
+        host.join("skills/greet/SKILL.md"),
+        "---\nname: greet\ndescription: Greets.\n---\n",
+    )
+    .unwrap();
+    fs::write(host.join("in.txt"), "1").unwrap();
+    let client = Scripted::new(|_, _| text("It is in out.txt."));
+    let agent = agent(&client)
+        .provider(test_directory.commands())
+        .text_answers(TextAnswers::EndTurn)
+        .build()
+        .unwrap();
+    let options = test_directory
+        .kept()
+        .input_file(host.join("in.txt"))
+        .skills(host.join("skills"));
+    let session = agent.session(options).await.unwrap();
+    for name in [
+        ".cantle/results/saved.txt",
+        "a/b/deep.txt",
+        "out.txt",
+        "skills/own.txt",
+    ] {
+        let path = SandboxPath::new(name).unwrap();
+        let written = session.sandbox().unwrap().write_bytes(&path, "1".into());
+        written.await.unwrap();
+    }
+    let first = outcome(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    let expected = ["out.txt", "skills/own.txt", "a/b/deep.txt"];
+    assert_eq!(first.status(), RunStatus::AnsweredInText);
+    assert_eq!(first.undelivered, expected);
+    let resumed = test_directory.resume_to_end(&agent, first.run).await;
+    assert_eq!(resumed.status(), RunStatus::AnsweredInText);
+    assert_eq!(resumed.undelivered, expected);
 }
 
 /// Keeps a copy of the sandbox as it is when its agent finishes.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_agent::{Agent, Budget, RunErrorKind, RunStore, SessionOptions, SubAgent};
+use cantle_agent::{Agent, Budget, RunErrorKind, RunStore, SessionOptions, SubAgent, TextAnswers};
 use cantle_backends_local::LocalBackend;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
@@ -13,7 +13,7 @@ use cantle_tools::{CodeExec, Finish};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Scripted, agent, calls, finish, outcome, results, session, watch};
+use crate::support::{Scripted, agent, calls, finish, outcome, results, session, text, watch};
 
 /// A model that works with files: it runs one command, then finishes with these files.
 fn worker(command: &str, paths: &[&str]) -> Scripted {
@@ -105,6 +105,40 @@ async fn a_shared_sandbox_is_the_callers_own_and_outlives_the_sub_agent() {
     let bytes = session.sandbox().unwrap().read_bytes(&seen, 100).await;
     assert_eq!(bytes.unwrap(), "hello\n");
     session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn files_of_the_caller_are_not_undelivered_ones_of_the_sub_agent() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("code_exec", "w", json!({"cmd": "echo made > made.txt"}))]),
+        _ => text("It is in made.txt."),
+    });
+    let helper = Agent::builder("helper", client)
+        .provider(CodeExec::new(LocalBackend::new()))
+        .finish(Finish)
+        .text_answers(TextAnswers::EndTurn)
+        .turn_warning_threshold(0)
+        .build()
+        .unwrap();
+    let sub_agent = || SubAgent::new(&helper, "Makes files.");
+    let own = Some("made.txt");
+    for (sub_agent, expected) in [(sub_agent(), own), (sub_agent().share_sandbox(), None)] {
+        let boss = boss(
+            json!({"cmd": "echo hello > in.txt"}),
+            json!({"task": "Make it.", "input_files": ["in.txt"]}),
+        );
+        let agent = agent(&boss)
+            .provider(CodeExec::new(LocalBackend::new()))
+            .sub_agent(sub_agent);
+        let session = session(agent).await;
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        session.close().await.unwrap();
+        let (result, _) = &results(&outcome)[1];
+        assert!(result.contains("it answered in text"), "{result}");
+        let named = result.split_once("Files that it did not deliver: ");
+        let named = named.and_then(|(_, rest)| Some(rest.split_once('<')?.0));
+        assert_eq!(named, expected, "{result}");
+    }
 }
 
 /// An agent that calls itself, by way of an agent of its kind.

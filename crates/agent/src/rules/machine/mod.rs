@@ -137,6 +137,22 @@ impl Machine {
         self.actions.pop_front()
     }
 
+    /// Returns the next action if it reports a refused call.
+    pub(crate) fn next_refused(&mut self) -> Option<(Arc<ToolCall>, String)> {
+        match self.actions.pop_front()? {
+            Action::CallRefused { call, text } => Some((call, text)),
+            other => {
+                self.actions.push_front(other);
+                None
+            }
+        }
+    }
+
+    /// Whether a call of the turn has started.
+    pub(crate) fn has_started(&self, index: usize) -> bool {
+        matches!(&self.activity, Activity::Calling(turn) if turn.has_started(index))
+    }
+
     /// The approvals that hold for later calls.
     pub(crate) fn standing_approvals(&self) -> &StandingApprovals {
         &self.standing
