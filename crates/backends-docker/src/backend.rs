@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_core::secret::SecretText;
 use cantle_core::tool::Progress;
 use tokio::sync::{Mutex, OnceCell};
+use tokio::task::JoinSet;
 
 use crate::engine::{Engine, EngineReport};
 use crate::image::{self, BuildSpec, Image, ImageCache};
@@ -48,6 +49,10 @@ struct Shared {
     image: ImageCache,
     /// Number of times the supervisor's volume was filled.
     volume_fills: Mutex<u64>,
+    /// Held while remembered containers are removed in the background.
+    removal: Arc<Mutex<()>>,
+    /// Work that goes on if its caller is dropped: opening sandboxes, and removing remembered containers.
+    tasks: SyncMutex<JoinSet<()>>,
 }
 
 impl DockerBackend {
@@ -272,6 +277,31 @@ impl DockerBackend {
             Source::Container(_) => Err(SandboxError::unsupported("a container is not an image")),
         };
         self.shared.image.get_or_init(obtain).await
+    }
+
+    /// Spawns a task that goes on if its caller is dropped.
+    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let tasks = &self.shared.tasks;
+        let mut tasks = tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Retries in the background to remove the closed containers that could not be removed: one that is stuck must not
+    /// delay others.
+    pub(crate) fn remove_remembered(&self, engine: &Engine) {
+        if engine.unremoved().is_empty() {
+            return;
+        }
+        let Ok(removal) = Arc::clone(&self.shared.removal).try_lock_owned() else {
+            return;
+        };
+        let engine = engine.clone();
+        self.spawn_task(async move {
+            // Failures are reported by `reclaim`.
+            let _ = reclaim::remove_remembered(&engine).await;
+            drop(removal);
+        });
     }
 
     /// Drops the cached image after it was removed from the engine.

@@ -10,6 +10,7 @@ use cantle_core::sandbox::{
 };
 use cantle_proxy::ProxySettings;
 use futures_util::StreamExt as _;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::backend::DockerBackend;
@@ -38,6 +39,28 @@ async fn open(
     backend: &DockerBackend,
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+    // Unlike the rest, a pull or a build ends if the caller is dropped.
+    backend.image(&*cx.progress).await?;
+    let (owned_backend, cx) = (backend.clone(), cx.clone());
+    let (done, opened) = oneshot::channel();
+    // If it was interrupted, a container could remain that was created but not started.
+    backend.spawn_task(async move {
+        if let Err(Ok(sandbox)) = done.send(open_with_retry(&owned_backend, &cx).await)
+            && let Err(error) = sandbox.close().await
+        {
+            tracing::warn!(%error, "failed to close a sandbox whose opening was abandoned");
+        }
+    });
+    opened.await.unwrap_or_else(|_| {
+        let message = "no sandbox was opened: the runtime was shut down";
+        Err(SandboxError::new(SandboxErrorKind::Io, message))
+    })
+}
+
+async fn open_with_retry(
+    backend: &DockerBackend,
+    cx: &SandboxContext,
+) -> Result<Arc<dyn Sandbox>, SandboxError> {
     match open_once(backend, cx).await {
         // The cached image was removed from the engine.
         Err(error) if error.kind() == SandboxErrorKind::NotFound => {
@@ -53,8 +76,7 @@ async fn open_once(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     let engine = backend.engine().await?;
-    // Failures are reported by `DockerBackend::reclaim`.
-    let _ = reclaim::remove_remembered(engine).await;
+    backend.remove_remembered(engine);
     let image = backend.image(&*cx.progress).await?;
     let options = backend.options();
     let is_supervised = options.supervised && image.fits_supervisor && program::bytes().is_some();

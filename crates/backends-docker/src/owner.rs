@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
+use std::io;
 
 use sha2::{Digest as _, Sha256};
 
@@ -63,7 +64,10 @@ impl Owner {
             boot: boot(),
             namespace: namespace(),
             pid: std::process::id(),
-            started: started("self").unwrap_or(0),
+            started: read_stat("self")
+                .ok()
+                .and_then(|stat| start_time(&stat))
+                .unwrap_or(0),
         }
     }
 
@@ -88,7 +92,14 @@ impl Owner {
         if self.boot != boot {
             return true;
         }
-        self.namespace == namespace() && started(&self.pid.to_string()) != Some(self.started)
+        if self.namespace != namespace() {
+            return false;
+        }
+        match read_stat(&self.pid.to_string()) {
+            Ok(stat) => start_time(&stat) != Some(self.started),
+            // `hidepid` hides the processes of other users.
+            Err(_) => !exists(self.pid),
+        }
     }
 }
 
@@ -117,9 +128,27 @@ fn namespace() -> String {
     text.chars().filter(char::is_ascii_digit).collect()
 }
 
-/// Returns the start time of a process in clock ticks.
-fn started(pid: &str) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+fn read_stat(pid: &str) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+}
+
+/// Whether a process exists, which may be another user's.
+#[cfg(unix)]
+fn exists(pid: u32) -> bool {
+    use rustix::io::Errno;
+    use rustix::process::{Pid, test_kill_process};
+
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+#[cfg(not(unix))]
+fn exists(_: u32) -> bool {
+    true
+}
+
+/// Returns the start time of a process in clock ticks, given its `/proc/PID/stat`.
+fn start_time(stat: &str) -> Option<u64> {
     // `PID (NAME) STATE PARENT …`, where the name may contain anything; the start time is field 22.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
@@ -297,13 +326,22 @@ mod tests {
             .unwrap();
         let owner = Owner {
             pid: child.id(),
-            started: started(&child.id().to_string()).unwrap(),
+            started: start_time(&read_stat(&child.id().to_string()).unwrap()).unwrap(),
             ..Owner::own()
         };
         assert!(!owner.is_dead());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(owner.is_dead());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn process_that_may_not_be_signalled_exists() {
+        assert!(exists(1));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(!exists(child.id()));
     }
 
     #[cfg(target_os = "linux")]

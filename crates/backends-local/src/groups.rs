@@ -5,10 +5,14 @@
 //! apply to the sandbox, too. In version 2 a group with processes has no limited groups below it; there the
 //! new group is a sibling, if systemd has delegated the parent (`Delegate=yes` and `DelegateSubgroup=`). The
 //! supervisor's guard removes the groups at the end, even if this process is gone.
+//!
+//! All sandboxes without a memory limit of their own share a group. In version 1 they join it. In version 2 a
+//! process is in one group only, so each sandbox has a group below the shared one.
 
 mod defaults;
 mod hierarchy;
 
+use std::cmp::Reverse;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,6 +27,7 @@ use cantle_core::policy::{Policy, PolicyField};
 pub(crate) use self::defaults::Defaults;
 use self::defaults::SharedGroup;
 pub(crate) use self::hierarchy::{Hierarchy, hierarchies, reclaim};
+use crate::files::renamed;
 use crate::identity::Identity;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::mode::Mode;
@@ -40,17 +45,17 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 /// The control groups of a sandbox. Dropping removes the empty ones.
 #[derive(Debug)]
 pub(crate) struct Groups {
+    /// Its own, that of version 2 first.
     groups: Vec<Group>,
-    limits: GroupLimits,
     /// The group of all sandboxes, if its limit is the only one of memory.
     shared: Option<SharedGroup>,
 }
 
 /// The limits that groups can enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct GroupLimits {
-    memory_bytes: Option<u64>,
-    processes: Option<u64>,
+pub(crate) struct GroupLimits {
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) processes: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +63,8 @@ pub(crate) struct Group {
     version: Version,
     directory: PathBuf,
     limits: GroupLimits,
+    /// Whether groups of sandboxes may be below it.
+    is_shared: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,10 +83,10 @@ pub(crate) struct LimitEvents {
 }
 
 impl Groups {
-    /// Creates the groups that a policy needs, as far as possible. A group that commands could modify is
+    /// Creates the groups that the policy of a sandbox needs, as far as possible. A group that commands could modify is
     /// not created.
     pub(crate) fn create(
-        name: &str,
+        sandbox: &str,
         mode: Mode,
         policy: &Policy,
         identity: Identity,
@@ -88,7 +95,6 @@ impl Groups {
     ) -> Self {
         let mut groups = Self {
             groups: Vec::new(),
-            limits: GroupLimits::needed(mode, policy, identity),
             shared: None,
         };
         if !mechanisms.include(Mechanism::ControlGroups) {
@@ -104,38 +110,64 @@ impl Groups {
                 !can_be_written(policy, &shared.group.directory) || identity.is_other
             });
         }
-        if groups.limits == GroupLimits::default() {
+        // The guard of an earlier sandbox in the same directory may still stop and remove its groups, by name.
+        let name = &renamed(sandbox);
+        let mut missing = GroupLimits::needed(mode, policy, identity);
+        if let Some(shared) = &groups.shared {
+            let parent = &shared.group.directory;
+            let group = Group::below(parent, name, &shared.hierarchy, missing);
+            let is_needed = group.version == Version::Two || group.limits != GroupLimits::default();
+            if is_needed && groups.add(group, &mut missing).is_err() {
+                groups.shared = None;
+            }
+        }
+        if missing == GroupLimits::default() {
             return groups;
         }
-        let hierarchies = hierarchies();
-        let mut missing = groups.limits;
-        for hierarchy in &hierarchies {
-            let limits = missing.with(&hierarchy.controllers);
+        for hierarchy in hierarchies() {
+            let group = Group::below(&hierarchy.parent, name, &hierarchy, missing);
             let is_writable = can_be_written(policy, &hierarchy.parent) && !identity.is_other;
-            if limits == GroupLimits::default() || is_writable {
-                continue;
-            }
-            let group = Group {
-                version: hierarchy.version,
-                directory: hierarchy.parent.join(name),
-                limits,
-            };
-            if group.create().is_ok() {
-                groups.groups.push(group);
-                missing = missing.without(limits);
+            if group.limits != GroupLimits::default() && !is_writable {
+                // A limit without a group is reported as not enforced.
+                let _ = groups.add(group, &mut missing);
             }
         }
-        groups.limits = groups.limits.without(missing);
+        groups.groups.sort_by_key(|group| Reverse(group.version));
         groups
+    }
+
+    fn add(&mut self, group: Group, missing: &mut GroupLimits) -> io::Result<()> {
+        group.create()?;
+        *missing = missing.without(group.limits);
+        self.groups.push(group);
+        Ok(())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.all().next().is_none()
     }
 
+    /// Returns them, the shared one before those below it.
     fn all(&self) -> impl Iterator<Item = &Group> {
         let shared = self.shared.iter().map(|shared| &shared.group);
+        shared.chain(&self.groups)
+    }
+
+    /// Returns those that processes join, that of version 2 first.
+    fn joined(&self) -> impl Iterator<Item = &Group> {
+        let shared = self.shared.iter().map(|shared| &shared.group);
+        let has_below = |shared: &Group| {
+            let mut groups = self.groups.iter();
+            groups.any(|group| group.directory.starts_with(&shared.directory))
+        };
+        let shared = shared.filter(move |shared| !has_below(shared));
         self.groups.iter().chain(shared)
+    }
+
+    /// Whether the first that processes join is of version 2.
+    pub(crate) fn has_version_two(&self) -> bool {
+        let first = self.joined().next();
+        first.is_some_and(|group| group.version == Version::Two)
     }
 
     /// Returns the directory of the group of all sandboxes.
@@ -144,10 +176,22 @@ impl Groups {
         CString::new(shared.group.directory.as_os_str().as_bytes()).ok()
     }
 
+    /// Whether their memory limit holds for all sandboxes together.
+    pub(crate) fn share_memory_limit(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Returns the limits that they enforce.
+    pub(crate) fn limits(&self) -> GroupLimits {
+        GroupLimits {
+            memory_bytes: self.all().find_map(|group| group.limits.memory_bytes),
+            processes: self.all().find_map(|group| group.limits.processes),
+        }
+    }
+
     /// Returns the fields of the policy that they limit.
     pub(crate) fn fields(&self) -> Vec<PolicyField> {
-        let shared = self.shared.iter().map(|_| PolicyField::Memory);
-        self.limits.fields().into_iter().chain(shared).collect()
+        self.limits().fields()
     }
 
     /// Returns their name, for display.
@@ -161,16 +205,18 @@ impl Groups {
         self.groups.iter().filter_map(Group::cleanup).collect()
     }
 
-    /// Calls `start` with the files through which a process joins them.
+    /// Calls `start` with what the supervisor needs to join them.
     ///
-    /// Groups that are gone by then are created again. The group of all sandboxes can be empty and old, and another
-    /// process may [reclaim](crate::LocalBackend::reclaim) it. A group of a kept sandbox has the name of that of the
-    /// sandbox before, whose guard may remove it late.
+    /// Groups that are gone by then are created again: that of all sandboxes can be empty and old, and another process may
+    /// [reclaim](crate::LocalBackend::reclaim) it.
     pub(crate) fn join<T, E: From<io::Error>>(
         &self,
         mut start: impl FnMut(&[File]) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut attempt = || start(&self.join_files()?);
+        let mut attempt = || {
+            let files: io::Result<Vec<File>> = self.joined().map(Group::open).collect();
+            start(&files?)
+        };
         let joined = attempt();
         if joined.is_ok() {
             return joined;
@@ -180,24 +226,6 @@ impl Groups {
             0 => joined,
             _ => attempt(),
         }
-    }
-
-    fn join_files(&self) -> io::Result<Vec<File>> {
-        let all = self
-            .all()
-            .map(|group| group.file(group.version.join_file()));
-        all.map(|path| OpenOptions::new().write(true).open(path))
-            .collect()
-    }
-
-    /// Returns the memory limit of all processes together.
-    pub(crate) fn memory_bytes(&self) -> Option<u64> {
-        self.all().find_map(|group| group.limits.memory_bytes)
-    }
-
-    /// Returns the limit of processes.
-    pub(crate) fn processes(&self) -> Option<u64> {
-        self.limits.processes
     }
 
     /// Counts how often limits have been reached.
@@ -271,8 +299,18 @@ impl GroupLimits {
 }
 
 impl Group {
-    /// Describes a group with a limit of memory.
-    pub(crate) fn with_memory(hierarchy: &Hierarchy, name: &str, bytes: u64) -> Self {
+    /// Describes a group of a sandbox with those of the limits for which its hierarchy has a controller.
+    fn below(parent: &Path, name: &str, hierarchy: &Hierarchy, limits: GroupLimits) -> Self {
+        Self {
+            version: hierarchy.version,
+            directory: parent.join(name),
+            limits: limits.with(&hierarchy.controllers),
+            is_shared: false,
+        }
+    }
+
+    /// Describes a group of all sandboxes with a limit of memory.
+    pub(crate) fn shared(hierarchy: &Hierarchy, name: &str, bytes: u64) -> Self {
         Self {
             version: hierarchy.version,
             directory: hierarchy.parent.join(name),
@@ -280,6 +318,17 @@ impl Group {
                 memory_bytes: Some(bytes),
                 processes: None,
             },
+            is_shared: true,
+        }
+    }
+
+    /// Opens the file through which a process joins it, or in version 2 its directory.
+    fn open(&self) -> io::Result<File> {
+        match self.version {
+            // The `tasks` file: moving a thread does not wait for RCU grace periods (some 10 ms), as moving a
+            // process does.
+            Version::One => OpenOptions::new().write(true).open(self.file("tasks")),
+            Version::Two => File::open(&self.directory),
         }
     }
 
@@ -306,6 +355,10 @@ impl Group {
         if limited.is_err() {
             // The first error is the one to report.
             let _ = fs::remove_dir(&self.directory);
+        }
+        if self.is_shared && self.version == Version::Two {
+            // If it can limit processes, those below can.
+            let _ = write(&self.file("cgroup.subtree_control"), "+pids");
         }
         limited
     }
@@ -352,15 +405,6 @@ impl Group {
 }
 
 impl Version {
-    /// Returns the file through which a process with one thread joins.
-    fn join_file(self) -> &'static str {
-        match self {
-            // Moving a thread does not wait for RCU grace periods (some 10 ms), as moving a process does.
-            Self::One => "tasks",
-            Self::Two => "cgroup.procs",
-        }
-    }
-
     fn memory_events(self) -> &'static str {
         match self {
             Self::One => "memory.oom_control",

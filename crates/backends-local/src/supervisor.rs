@@ -80,8 +80,8 @@ impl From<Errno> for StartError {
 }
 
 impl Supervisor {
-    /// Starts a supervisor, which mounts the disk image, joins the control groups of the files `groups` and performs
-    /// the steps of `body`. Blocks.
+    /// Starts a supervisor, which mounts the disk image, joins the control groups `groups` (see [`Order::Setup`]) and
+    /// performs the steps of `body`. Blocks.
     pub(crate) fn start(
         body: &[u8],
         image: Option<BorrowedFd<'_>>,

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::counters::ChannelCounters;
+use crate::launch::KillGuard;
 use crate::lifecycle::{CommandAction, CommandEvent, CommandLifecycle, time_limit};
 use crate::output::{CHUNKS_IN_FLIGHT, ChannelPump, ChunkSender, DrivenOutput};
 use crate::phase::Phase;
@@ -196,6 +197,10 @@ impl<T: Transport> CommandTask<T> {
             }
         };
         drop(feed);
+        let has_background = !end.background.is_empty();
+        let transport = Arc::clone(&life.transport);
+        // Background processes of a command that is dropped from here on would have no one who enforces limits.
+        let abandoned = has_background.then(|| KillGuard::new(move || transport.kill()));
         phase.send_replace(Phase::Ended);
         let spill_deadline = now() + SPILL_DEADLINE;
         while open_outputs.is_none() {
@@ -207,7 +212,6 @@ impl<T: Transport> CommandTask<T> {
                 break;
             }
         }
-        let has_background = !end.background.is_empty();
         let exit = end.exit(&*life.transport).await.map(|mut exit| {
             let [stdout, stderr] = &counters;
             exit.stdout = stdout.report(&*life.transport);
@@ -219,7 +223,8 @@ impl<T: Transport> CommandTask<T> {
             Some(outputs) => outputs,
             None => pumps.await,
         };
-        if has_background {
+        if let Some(abandoned) = abandoned {
+            abandoned.disarm();
             let outputs = stdout.into_iter().chain(stderr).collect();
             life.transport.detach(life.reports, outputs);
         }

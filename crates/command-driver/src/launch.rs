@@ -161,22 +161,22 @@ fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
     })
 }
 
-/// Calls a function when it is dropped: kills a command whose start is abandoned.
-pub struct StartGuard<F: Fn()> {
+/// Calls a function when it is dropped: kills a command that is abandoned.
+pub struct KillGuard<F: Fn()> {
     kill: F,
     is_armed: bool,
 }
 
-impl<F: Fn()> fmt::Debug for StartGuard<F> {
+impl<F: Fn()> fmt::Debug for KillGuard<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_armed = self.is_armed;
-        f.debug_struct("StartGuard")
+        f.debug_struct("KillGuard")
             .field("is_armed", &is_armed)
             .finish_non_exhaustive()
     }
 }
 
-impl<F: Fn()> StartGuard<F> {
+impl<F: Fn()> KillGuard<F> {
     /// Calls `kill` when dropped.
     pub fn new(kill: F) -> Self {
         Self {
@@ -191,7 +191,7 @@ impl<F: Fn()> StartGuard<F> {
     }
 }
 
-impl<F: Fn()> Drop for StartGuard<F> {
+impl<F: Fn()> Drop for KillGuard<F> {
     fn drop(&mut self) {
         if self.is_armed {
             (self.kill)();

@@ -258,6 +258,18 @@ async fn kept_background_processes_are_listed_and_detached() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn background_processes_of_a_command_that_is_dropped_early_are_killed() {
+    let request = SpawnRequest::shell("x").with_background(Background::Keep);
+    let (script, process) = Script::start(request, CommandLimits::default());
+    script.end(0, false);
+    // Its output is still read.
+    sleep(SECOND / 10).await;
+    drop(process);
+    sleep(SECOND / 10).await;
+    assert_eq!(script.transport.orders(), [Order::List, Order::Kill]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn excess_output_kills_and_is_reported() {
     let limits = CommandLimits {
         wall_time: None,

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs as _};
 
 use async_trait::async_trait;
 use cantle_core::policy::HostName;
+use tokio::sync::Semaphore;
 
 /// Resolves host names.
 #[async_trait]
@@ -14,6 +15,9 @@ pub(crate) trait Resolver: fmt::Debug + Send + Sync {
     async fn resolve(&self, host: &HostName) -> io::Result<Vec<IpAddr>>;
 }
 
+/// Lookups at once, of all proxies: each occupies a thread of those that files are read and sandboxes opened on.
+static LOOKUPS: Semaphore = Semaphore::const_new(32);
+
 /// The system's resolver (`getaddrinfo`): `/etc/hosts`, DNS and other configured sources.
 #[derive(Debug)]
 pub(crate) struct SystemResolver;
@@ -21,8 +25,15 @@ pub(crate) struct SystemResolver;
 #[async_trait]
 impl Resolver for SystemResolver {
     async fn resolve(&self, host: &HostName) -> io::Result<Vec<IpAddr>> {
-        let found = tokio::net::lookup_host((host.as_str(), 0)).await?;
-        Ok(found.map(|address| address.ip()).collect())
+        let permit = LOOKUPS.acquire().await.map_err(io::Error::other)?;
+        let host = host.clone();
+        let lookup = tokio::task::spawn_blocking(move || {
+            // Held until the resolver returns, which no time limit ends.
+            let _permit = permit;
+            let found = (host.as_str(), 0).to_socket_addrs()?;
+            Ok(found.map(|address| address.ip()).collect())
+        });
+        lookup.await?
     }
 }
 

@@ -110,7 +110,8 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
         let mapped = clone_mapped(&directory).unwrap_or(NONE);
         mounts.mapped.push(mapped)?;
     }
-    let (image, groups) = others.split_at(usize::from(setup.has_image).min(others.len()));
+    let (image, others) = others.split_at(usize::from(setup.has_image).min(others.len()));
+    let (group, groups) = others.split_at(usize::from(setup.has_group).min(others.len()));
     if let Some(image) = image.first() {
         let step = SetupReply::IMAGE;
         mounts.image = image::mount(*image).map_err(|errno| StartFailure { step, errno })?;
@@ -121,17 +122,30 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
         sys::adopt_orphans()?;
     }
     let (mapped, map) = sys::pipe()?;
-    match sys::fork(setup.namespaces)? {
+    // To move init would wait for RCU grace periods; creating it in its group does not.
+    let created = group.first().map(|group| sys::fork_into(*group, setup.namespaces));
+    let (forked, to_join) = match created {
+        Some(Ok(forked)) => (forked, None),
+        _ => (sys::fork(setup.namespaces)?, group.first()),
+    };
+    match forked {
         Forked::Child => {
             sys::close(map);
             sys::dup_to(NULL, LIFETIME_PIPE)?;
-            let mut go = [0];
+            let mut is_outside = [0];
             // Nothing arrives if the guard has failed.
-            if sys::read(mapped, &mut go) != Ok(1) {
+            if sys::read(mapped, &mut is_outside) != Ok(1) {
                 sys::exit(1);
             }
             sys::close(mapped);
-            init::run(control, reader, groups, &mounts, has_pid_namespace)
+            let mut missing = u64::from(is_outside[0]) << SetupReply::GROUPS;
+            for group in groups {
+                if sys::write(*group, b"0").is_err() {
+                    missing |= 1 << SetupReply::GROUPS;
+                }
+            }
+            group.iter().chain(groups).copied().for_each(sys::close);
+            init::run(control, reader, &mounts, missing, has_pid_namespace)
         }
         Forked::Parent { child } => {
             sys::close(mapped);
@@ -140,10 +154,11 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
                 write_process_file(child, b"/setgroups", c"deny")?;
             }
             write_maps(child, setup.uid_map, setup.gid_map)?;
-            sys::write(map, b"1")?;
+            let is_outside = to_join.is_some_and(|group| join(*group, child).is_err());
+            sys::write(map, &[u8::from(is_outside)])?;
             sys::close(map);
             mounts.close();
-            groups.iter().copied().for_each(sys::close);
+            group.iter().chain(groups).copied().for_each(sys::close);
             Ok(GuardedSandbox {
                 init: child,
                 has_pid_namespace,
@@ -152,6 +167,14 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
             })
         }
     }
+}
+
+/// Moves a process into a control group of version 2.
+fn join(group: Fd, process: i32) -> sys::Result<()> {
+    let file = sys::openat(group, c"cgroup.procs", sys::O_WRONLY, 0)?;
+    let written = sys::write(file, Text::new().number(process).as_c().to_bytes());
+    sys::close(file);
+    written.map(drop)
 }
 
 /// Pins init's mount namespace until the guard exits, so that unmounting, which waits for RCU grace periods,

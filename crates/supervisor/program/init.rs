@@ -9,15 +9,16 @@ use crate::sys::{self, Errno, Fd, NONE, PollFd};
 use crate::tree::{Keepers as _, Tree};
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
-/// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made. `alone` says that
-/// every other visible process belongs to the sandbox: it has a PID namespace.
-pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], mounts: &Mounts, alone: bool) -> ! {
+/// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made, `missing` has a
+/// bit for what the guard could not do. `alone` says that every other visible process belongs to the sandbox: it has a
+/// PID namespace.
+pub fn run(control: Fd, steps: Reader<'static>, mounts: &Mounts, missing: u64, alone: bool) -> ! {
     sys::set_name(c"cantle-init");
     if alone {
         // Covers the setup; switching the user clears it.
         let _ = sys::die_with_parent();
     }
-    let built = match setup::build(steps, groups, mounts, alone) {
+    let built = match setup::build(steps, mounts, missing, alone) {
         Ok(built) => built,
         Err(failed) => {
             // The owner may be gone.

@@ -132,17 +132,16 @@ impl Mounts {
     }
 }
 
-/// Performs all steps, or returns the failed one. `groups` are files of control groups that this process
-/// joins, and with it its descendants.
+/// Performs all steps, or returns the failed one. `missing` is what the guard could not do.
 pub fn build(
     mut steps: Reader<'static>,
-    groups: &[Fd],
     mounts: &Mounts,
+    missing: u64,
     alone: bool,
 ) -> Result<SetupOutcome, SetupReply> {
     let failed = |step, Errno(errno)| SetupReply::Failed { step, errno };
     let mut built = SetupOutcome {
-        missing: 0,
+        missing,
         landlock: 0,
         profile: CommandProfile {
             limits: List::new(),
@@ -153,12 +152,6 @@ pub fn build(
         },
         opened: List::new(),
     };
-    for group in groups {
-        if sys::write(*group, b"0").is_err() {
-            built.missing |= 1 << SetupReply::GROUPS;
-        }
-        sys::close(*group);
-    }
     let mut number = 0;
     while !steps.is_empty() {
         let Some(PlannedStep { optional, step }) = steps.read() else {

@@ -24,8 +24,8 @@ wire_enum! {
     /// An instruction to the supervisor.
     pub enum Order message ORDER_BYTES {
         /// Builds the sandbox; always the first order. Descriptors: the body, then the disk image if there is
-        /// one, then for each control group the file through which a process joins it. Answered by a
-        /// [`SetupReply`].
+        /// one, then the directory of the control group of version 2 if there is one, then for each of
+        /// version 1 the file through which a process joins it. Answered by a [`SetupReply`].
         Setup = 1,
         /// Starts a command. Descriptors: the body, the report socket, then stdin, stdout and stderr. A
         /// command whose terminal the supervisor allocates gets no further descriptors.
@@ -94,6 +94,8 @@ wire_struct! {
         /// Whether a disk image accompanies the order: a file with a file system (ext4), which the guard
         /// mounts through a loop device.
         pub has_image: bool,
+        /// Whether a control group of version 2 accompanies the order, in which the guard creates init.
+        pub has_group: bool,
     }
 }
 

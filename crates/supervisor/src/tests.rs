@@ -86,6 +86,7 @@ fn bodies_round_trip() {
         mapped: 1,
         shared_group: c"",
         has_image: false,
+        has_group: true,
     };
     let group = ControlGroup {
         directory: c"/groups/ours",
@@ -368,6 +369,7 @@ fn body() -> Vec<u8> {
         mapped: 0,
         shared_group: c"",
         has_image: false,
+        has_group: false,
     });
     writer.write(&ControlGroup {
         directory: c"/groups/ours",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cantle_command_driver::parse_stat;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Channel, FileInfo, SandboxError, SandboxErrorKind, SandboxPath,
-    WriteOptions,
+    ByteRange, ByteStream, Channel, FileInfo, OutputChunk, SandboxError, SandboxErrorKind,
+    SandboxPath, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
@@ -71,21 +71,30 @@ impl ExecRunner {
 [ -f "$T" ] || { echo notfile; exit 1; }
 [ -r "$T" ] || { echo denied; exit 1; }
 echo ok
-if [ -n "$3" ]; then [ "$3" = 0 ] || tail -c "+$2" -- "$T" | head -c "$3"
+if [ "$3" = 0 ]; then exit 0
+elif [ -n "$3" ] && [ "$2" = 1 ]; then exec head -c "$3" -- "$T"
+elif [ -n "$3" ]; then
+  exec 3>&1
+  s=$({ { tail -c "+$2" -- "$T"; echo $? >&4; } | head -c "$3" >&3; } 4>&1) && [ "$s" = 0 ]
 elif [ "$2" = 1 ]; then exec cat -- "$T"
 else exec tail -c "+$2" -- "$T"; fi"#;
         let exec = self.run(&doing, body, &arguments, false).await?;
-        let reading = (Arc::clone(&self.shared), exec);
+        let reading = (Arc::clone(&self.shared), exec, range.length);
         Ok(Box::pin(stream::try_unfold(
             reading,
-            move |(shared, mut exec)| {
+            move |(shared, mut exec, left)| {
                 let doing = doing.clone();
                 async move {
                     loop {
                         match exec.next_in_time().await {
                             Some(Ok(chunk)) if chunk.channel == Channel::Stderr => {}
-                            Some(Ok(chunk)) => return Ok(Some((chunk.bytes, (shared, exec)))),
+                            Some(Ok(OutputChunk { bytes, .. })) => {
+                                let left = left.map(|left| left.saturating_sub(bytes.len() as u64));
+                                return Ok(Some((bytes, (shared, exec, left))));
+                            }
                             Some(Err(error)) => return Err(shared.reason(error).await),
+                            // At the end of the range, `tail` fails because `head` has ended.
+                            None if left == Some(0) => return Ok(None),
                             // An interrupted read must not look like the end of the file.
                             None => return exec.check_exit(&shared, &doing).await.map(|()| None),
                         }

@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, DrivenProcess, InputChannel, Launch, OutputChannel, Report,
-    Reports, StartGuard, StartedCommand, Transport, exit_status, explain_oom_kill,
-    parse_process_list,
+    CommandDriver, CommandLimits, DrivenProcess, InputChannel, KillGuard, Launch, OutputChannel,
+    Report, Reports, StartedCommand, Transport, exit_status, explain_oom_kill, parse_process_list,
 };
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
@@ -65,7 +64,7 @@ pub(super) async fn start(
         input,
         command,
     } = stream.spawn(channels, body)?;
-    let guard = StartGuard::new(|| command.kill());
+    let guard = KillGuard::new(|| command.kill());
     let doing = || {
         let name = launch.program.name.to_string_lossy();
         format!("failed to start `{name}`")

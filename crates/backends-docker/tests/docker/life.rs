@@ -204,6 +204,24 @@ async fn dropped_durable_sandbox_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn abandoned_open_leaves_no_container() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let cx = context().durable();
+    let run = cx.run;
+    let backend = engine.backend();
+    let opening = tokio::spawn(async move { backend.open(cx).await });
+    eventually("its container", || !engine.containers_of(run).is_empty());
+    opening.abort();
+    // It may be complete already.
+    drop(opening);
+    eventually("the removal of its container", || {
+        engine.containers_of(run).is_empty()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn reclaim_ignores_containers_of_others() {
     let Some(engine) = TestEngine::from_env() else {
         return;

@@ -8,6 +8,8 @@ use cantle_core::sandbox::{
 };
 use cantle_testkit::conformance::{SandboxOptions, sandbox_with};
 
+use futures_util::StreamExt as _;
+
 use crate::support::{DEADLINE, TestEngine, eventually, open, stdout};
 
 fn path(path: &str) -> SandboxPath {
@@ -147,6 +149,52 @@ async fn unsupported_requests_are_refused() {
         .unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::NotFound);
     sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupted_read_of_a_range_is_an_error() {
+    const LARGE: u64 = 64 << 20;
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    for backend in [
+        engine.backend().without_supervisor(),
+        engine.busybox().without_supervisor(),
+    ] {
+        let sandbox = open(&backend).await;
+        let line =
+            "dd if=/dev/zero of=large bs=1048576 count=64 2>/dev/null; printf 0123456789 > small";
+        stdout(&*sandbox, line).await;
+        for (offset, program) in [(0, "head"), (1, "tail")] {
+            let range = ByteRange::new(offset, LARGE - 1);
+            let mut read = sandbox.read(&path("large"), range).await.unwrap();
+            read.next().await.unwrap().unwrap();
+            let line = format!(
+                "for p in /proc/[0-9]*; do read -r name < $p/comm; \
+                 [ \"$name\" = {program} ] && grep -q large $p/cmdline && kill -KILL ${{p#/proc/}}; done; true"
+            );
+            stdout(&*sandbox, &line).await;
+            let last = read.collect::<Vec<_>>().await.pop().unwrap();
+            assert_eq!(last.unwrap_err().kind(), SandboxErrorKind::Io, "{program}");
+
+            // A range within the file ends before `tail` does.
+            let range = ByteRange::new(offset, LARGE / 2);
+            let read = sandbox.read(&path("large"), range).await.unwrap();
+            let pieces: Vec<_> = read
+                .map(|piece| piece.unwrap().len() as u64)
+                .collect()
+                .await;
+            assert_eq!(pieces.iter().sum::<u64>(), LARGE / 2);
+            let range = ByteRange::new(offset, 100);
+            let read = sandbox.read(&path("small"), range).await.unwrap();
+            let pieces: Vec<_> = read
+                .map(|piece| piece.unwrap().len() as u64)
+                .collect()
+                .await;
+            assert_eq!(pieces.iter().sum::<u64>(), 10 - offset);
+        }
+        sandbox.close().await.unwrap();
+    }
 }
 
 /// Runs the cases that need no supervisor.

@@ -93,6 +93,7 @@ impl Plan {
         let in_namespaces = mode == Mode::Namespaces;
         let maps = IdMaps::new(identity);
         let shared_group = groups.shared_directory().unwrap_or_default();
+        let has_group = groups.has_version_two();
         let groups = groups.cleanups();
         let mapped_roots = match in_namespaces {
             true => {
@@ -114,6 +115,7 @@ impl Plan {
             mapped: u32::try_from(mapped_roots.len()).unwrap_or(u32::MAX),
             shared_group: &shared_group,
             has_image: storage == Storage::Image,
+            has_group,
         };
         let mapped: Vec<_> = mapped_roots.iter().map(MappedRoot::for_guard).collect();
         let mut steps = Steps::new(&setup, &groups, &mapped);

@@ -172,7 +172,7 @@ impl Engine {
         exit.notes.extend(self.take_refusals(since));
         let events = self.groups.limit_events();
         if events.refused_processes > since.limit_events.refused_processes
-            && let Some(limit) = self.groups.processes()
+            && let Some(limit) = self.groups.limits().processes
         {
             exit.notes.push(format!(
                 "A process could not be started at the limit of processes ({limit}): run fewer at once, and \
@@ -180,9 +180,17 @@ impl Engine {
             ));
         }
         if events.oom_kills > since.limit_events.oom_kills
-            && let Some(limit) = self.groups.memory_bytes()
+            && let Some(limit) = self.groups.limits().memory_bytes
         {
-            explain_oom_kill(exit, limit);
+            if self.groups.share_memory_limit() {
+                // It may have been a process of another sandbox.
+                exit.notes.push(format!(
+                    "While the command ran, all sandboxes together reached their limit of memory ({limit} bytes), and a \
+                     process of one of them was killed: process the data in pieces, or run fewer processes at once."
+                ));
+            } else {
+                explain_oom_kill(exit, limit);
+            }
         }
     }
 }

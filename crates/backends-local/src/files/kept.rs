@@ -46,6 +46,18 @@ pub(crate) fn name_prefix(run: RunId) -> String {
     format!("cantle-{run}-")
 }
 
+/// Returns the name of a sandbox with another random end.
+#[cfg(confined)]
+pub(crate) fn renamed(sandbox: &str) -> String {
+    let run = sandbox.rsplit_once('-').map_or(sandbox, |(run, _)| run);
+    format!("{run}-{}", random_end())
+}
+
+fn random_end() -> String {
+    let mut unique = unique_id();
+    unique.split_off(unique.len().saturating_sub(RANDOM_CHARS))
+}
+
 /// Whether a directory or a control group has a sandbox's name.
 pub(crate) fn is_name(name: &str) -> bool {
     let Some((run, random)) = name
@@ -135,12 +147,10 @@ impl Root {
         let host_paths = HostPaths {
             base: path.to_owned(),
         };
-        // Earlier spill files may still exist.
-        let mut unique = unique_id();
-        let end = unique.split_off(unique.len().saturating_sub(RANDOM_CHARS));
         Ok(Self {
             view_paths: host_paths.as_seen()?,
-            spill_prefix: format!("output-{end}"),
+            // Earlier spill files may still exist.
+            spill_prefix: format!("output-{}", random_end()),
             host_paths,
             directories: Mutex::new(Arc::new(directories)),
             locked,

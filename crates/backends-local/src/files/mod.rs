@@ -36,9 +36,9 @@ use rustix::io::Errno;
 use self::beneath::PATH_ONLY;
 #[cfg(confined)]
 pub(crate) use self::image::SizedFields;
-#[cfg(confined)]
-pub(crate) use self::kept::is_name;
 pub(crate) use self::kept::{KeptFilter, reclaim};
+#[cfg(confined)]
+pub(crate) use self::kept::{is_name, renamed};
 use self::meter::Meter;
 pub(crate) use self::meter::{ExceededLimit, FileLimits};
 pub(crate) use self::write::Batch;

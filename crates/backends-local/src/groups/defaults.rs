@@ -1,17 +1,16 @@
 //! Limits that protect this machine from a confined sandbox whose policy names none.
 //!
-//! The memory limit holds for all sandboxes of a backend together, in a control group that they join. It is
-//! not used where joining a group is slow: in version 2 the kernel waits for RCU grace periods.
+//! The memory limit holds for all sandboxes of a backend together, in a control group that they share.
 
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Limits, Policy};
 
-use super::{Group, Version, hierarchies, value};
+use super::{Group, Hierarchy, Version, hierarchies, value};
 use crate::mode::is_confined;
 
 const DISK_BYTES: u64 = 10 << 30;
@@ -22,7 +21,9 @@ const OPEN_FILES: u64 = 65_536;
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     limits: OnceLock<Limits>,
-    group: OnceLock<Option<Group>>,
+    pub(super) group: OnceLock<Option<(Hierarchy, Group)>>,
+    /// Held while the group is created.
+    creating: Mutex<()>,
 }
 
 impl Defaults {
@@ -55,19 +56,21 @@ impl Defaults {
         let group = self.group.get_or_init(|| {
             let bytes = self.limits().memory_bytes?;
             let mut all = hierarchies().into_iter();
-            let hierarchy = all.find(|it| {
-                it.version == Version::One && it.controllers.iter().any(|name| name == "memory")
-            })?;
+            let hierarchy = all.find(|it| it.controllers.iter().any(|name| name == "memory"))?;
             // A name that `reclaim` recognizes.
             let name = format!("cantle-{}-shared", RunId::new());
-            Some(Group::with_memory(&hierarchy, &name, bytes))
+            let group = Group::shared(&hierarchy, &name, bytes);
+            Some((hierarchy, group))
         });
-        let group = group.clone()?;
+        let (hierarchy, group) = group.clone()?;
+        // One that is half created is not visible to others, nor one that is removed again.
+        let _creating = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
         match group.create() {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return None,
             _ => {}
         }
         Some(SharedGroup {
+            hierarchy,
             group,
             _defaults: Arc::clone(self),
         })
@@ -76,7 +79,7 @@ impl Defaults {
 
 impl Drop for Defaults {
     fn drop(&mut self) {
-        if let Some(Some(group)) = self.group.get() {
+        if let Some(Some((_, group))) = self.group.get() {
             group.remove();
         }
     }
@@ -85,6 +88,7 @@ impl Drop for Defaults {
 /// The control group of all sandboxes of a backend.
 #[derive(Debug)]
 pub(crate) struct SharedGroup {
+    pub(crate) hierarchy: Hierarchy,
     pub(crate) group: Group,
     /// Removes the group when the last sandbox and the backend are gone.
     _defaults: Arc<Defaults>,

@@ -138,10 +138,10 @@ pub(super) fn reclaim_below(
         if !metadata.is_dir() {
             continue;
         }
+        if depth > 0 {
+            reclaim_below(&path, depth - 1, grace, removed);
+        }
         if !entry.file_name().to_str().is_some_and(is_name) {
-            if depth > 0 {
-                reclaim_below(&path, depth - 1, grace, removed);
-            }
             continue;
         }
         let age = metadata.modified().ok().and_then(|at| at.elapsed().ok());

@@ -1,7 +1,11 @@
 use std::time::Duration;
 
+use cantle_supervisor::Writer;
+use cantle_supervisor::wire::{Setup, SetupReply};
+
 use super::hierarchy::{Hierarchy, JOIN_TIME, MAX_DEPTH, reclaim_below};
 use super::*;
+use crate::supervisor::Supervisor;
 
 fn limits(memory_bytes: Option<u64>, processes: Option<u64>) -> GroupLimits {
     GroupLimits {
@@ -83,6 +87,7 @@ fn written(version: Version, limits: GroupLimits, has_swap: bool) -> (io::Result
         version,
         directory: directory.path().to_owned(),
         limits,
+        is_shared: false,
     };
     let done = group.write_limits(has_swap);
     let mut files: Vec<String> = fs::read_dir(directory.path())
@@ -123,6 +128,7 @@ fn memory_limit_without_swap_limit_is_an_error() {
         version: Version::Two,
         directory: "/nonexistent".into(),
         limits: limits(Some(1), None),
+        is_shared: false,
     };
     assert!(group.write_limits(true).is_err());
     // Without swap, its limit is not needed.
@@ -138,6 +144,7 @@ fn processes_are_stopped_by_the_means_of_the_version() {
             version,
             directory,
             limits,
+            is_shared: false,
         };
         group.cleanup().unwrap()
     };
@@ -219,11 +226,17 @@ fn only_old_empty_groups_are_reclaimed() {
     make(&format!("{used}/inside"), false);
     let used = make(&used, true);
     let others = make("cantle-other", true);
+    let shared = name("shared");
+    let below = make(&format!("{shared}/{}", name("dddddd")), true);
+    let shared = make(&shared, true);
     let mut removed = Vec::new();
     reclaim_below(mount.path(), MAX_DEPTH, JOIN_TIME, &mut removed);
-    assert_eq!(removed, std::slice::from_ref(&left));
-    let there = [left, young, used, others].map(|path| path.exists());
-    assert_eq!(there, [false, true, true, true]);
+    removed.sort();
+    let mut expected = [left.clone(), shared.clone(), below];
+    expected.sort();
+    assert_eq!(removed, expected);
+    let there = [left, young, used, others, shared].map(|path| path.exists());
+    assert_eq!(there, [false, true, true, true, false]);
 }
 
 #[test]
@@ -236,7 +249,6 @@ fn group_reclaimed_before_it_is_joined_is_created_again() {
     let directory = shared.group.directory.clone();
     let groups = Groups {
         groups: Vec::new(),
-        limits: GroupLimits::default(),
         shared: Some(shared),
     };
     let mut joins = 0;
@@ -270,4 +282,107 @@ fn group_reclaimed_before_it_is_joined_is_created_again() {
     });
     assert!(failed.is_err());
     assert_eq!(failures, 1);
+}
+
+/// A group of version 1 can only be joined by moving init, as one of version 2 on Linux before 5.7.
+#[test]
+fn init_is_created_in_its_group_or_moved_there() {
+    for hierarchy in hierarchies() {
+        let name = format!("cantle-{}-aaaaaa", cantle_core::ids::RunId::new());
+        let group = Group {
+            version: Version::Two,
+            directory: hierarchy.parent.join(name),
+            limits: GroupLimits::default(),
+            is_shared: false,
+        };
+        if group.create().is_err() {
+            continue;
+        }
+        let mut groups = Groups {
+            groups: vec![group],
+            shared: None,
+        };
+        assert!(groups.has_version_two());
+        let mut body = Writer::new();
+        body.write(&Setup {
+            namespaces: 0,
+            uid_map: c"",
+            gid_map: c"",
+            deny_setgroups: false,
+            groups: 0,
+            mapped: 0,
+            shared_group: c"",
+            has_image: false,
+            has_group: true,
+        });
+        let body = body.into_bytes();
+        let start = |files: &[File]| Supervisor::start(&body, None, files);
+        let (supervisor, outcome) = groups.join(start).unwrap();
+        let inside = groups.groups[0].file("cgroup.procs");
+        let inside = fs::read_to_string(inside).unwrap();
+        drop(supervisor);
+        assert_eq!(outcome.missing, 0, "{hierarchy:?}");
+        assert_eq!(inside.lines().count(), 1, "init only: {hierarchy:?}");
+        groups.remove();
+        assert!(!groups.groups[0].directory.exists());
+
+        // Neither way leads into what is no control group.
+        let elsewhere = tempfile::tempdir().unwrap();
+        elsewhere.path().clone_into(&mut groups.groups[0].directory);
+        let (_supervisor, outcome) = groups.join(start).unwrap();
+        assert_eq!(outcome.missing, 1 << SetupReply::GROUPS);
+    }
+}
+
+#[test]
+fn sandboxes_of_version_two_have_groups_below_the_shared_one() {
+    let mount = tempfile::tempdir().unwrap();
+    let shared = |version| {
+        let hierarchy = Hierarchy {
+            version,
+            controllers: names(&["memory"]),
+            others: Vec::new(),
+            parent: mount.path().to_owned(),
+            mount: mount.path().to_owned(),
+        };
+        let mut group = Group::shared(&hierarchy, "cantle-shared", 1);
+        // A directory of the test has no files for limits.
+        group.limits = GroupLimits::default();
+        let defaults = Defaults::default();
+        defaults.group.set(Some((hierarchy, group))).unwrap();
+        Arc::new(defaults)
+    };
+    let mut policy = Policy::workspace();
+    policy.limits.processes = None;
+    let user = Identity {
+        uid: 1000,
+        gid: 1000,
+        is_other: false,
+    };
+    let create = |defaults: &Arc<Defaults>| {
+        let all = Mechanisms::default();
+        let mode = Mode::Namespaces;
+        Groups::create("cantle-own", mode, &policy, user, all, defaults)
+    };
+    let directories = |groups: &Groups| -> Vec<PathBuf> {
+        let all = groups.joined().map(|group| group.directory.clone());
+        all.map(|path| path.strip_prefix(mount.path()).unwrap().to_owned())
+            .collect()
+    };
+    let one = create(&shared(Version::One));
+    assert_eq!(directories(&one), [Path::new("cantle-shared")]);
+    assert!(!one.has_version_two() && one.cleanups().is_empty());
+    drop(one);
+    let defaults = shared(Version::Two);
+    let (two, other) = (create(&defaults), create(&defaults));
+    let both = [directories(&two), directories(&other)];
+    assert_ne!(both[0], both[1]);
+    for groups in both {
+        assert_eq!(groups.len(), 1);
+        assert!(groups[0].starts_with("cantle-shared/"), "{groups:?}");
+    }
+    assert!(two.has_version_two());
+    assert_eq!(two.cleanups().len(), 1);
+    drop((two, other, defaults));
+    assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
 }

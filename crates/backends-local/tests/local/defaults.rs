@@ -1,7 +1,6 @@
 //! Default limits: they protect the machine and are never a reason why something does not work.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
@@ -12,6 +11,7 @@ use cantle_core::sandbox::{
 use cantle_testkit::lane;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::groups::groups_of;
 use super::support::{OPENED, eventually, ran_as_ordinary_user, run, say, stdout};
 
 fn context(policy: Policy) -> SandboxContext {
@@ -26,16 +26,11 @@ fn by_default(info: &SandboxInfo) -> Vec<(PolicyField, EnforcedBy)> {
 /// Returns the control group for all sandboxes of the backend.
 async fn shared_group(sandbox: &dyn Sandbox) -> Option<PathBuf> {
     let groups = stdout(sandbox, "cat /proc/self/cgroup").await;
-    let inside = groups
-        .lines()
-        .find_map(|line| line.split_once(":memory:/"))?
-        .1;
-    if !inside.ends_with("-shared") {
-        return None;
-    }
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own.lines().find_map(|line| line.split_once(":memory:/"))?.1;
-    Some(Path::new("/sys/fs/cgroup/memory").join(own).join(inside))
+    let mut parts = groups.split(['/', '\n']);
+    let name = parts.find(|part| part.starts_with("cantle-") && part.ends_with("-shared"))?;
+    let found = groups_of(name);
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.into_iter().next()
 }
 
 #[tokio::test]

@@ -42,10 +42,11 @@ async fn open_grouped(backend: LocalBackend) -> Option<Arc<dyn Sandbox>> {
     None
 }
 
-/// Returns the groups of this name in all hierarchies.
-fn groups_of(name: &str) -> BTreeSet<PathBuf> {
+/// Returns the groups of a sandbox's run in all hierarchies.
+pub(crate) fn groups_of(sandbox: &str) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    look_for(name, Path::new("/sys/fs/cgroup"), &mut found);
+    let (run, _) = sandbox.rsplit_once('-').unwrap();
+    look_for(run, Path::new("/sys/fs/cgroup"), &mut found);
     found
 }
 
@@ -97,7 +98,9 @@ async fn without_groups_memory_is_limited_per_process() {
 
 #[tokio::test]
 async fn policy_without_group_limits_creates_no_group() {
-    let cx = SandboxContext::new(RunId::new(), Policy::workspace());
+    let mut policy = Policy::workspace();
+    policy.limits.set("memory=none").unwrap();
+    let cx = SandboxContext::new(RunId::new(), policy);
     let sandbox = LocalBackend::new().open(cx).await.unwrap();
     assert_eq!(groups_of(&sandbox.info().id), BTreeSet::new());
     sandbox.close().await.unwrap();

@@ -126,7 +126,7 @@ fn start_init(body: Fd) -> sys::Result<(i32, Fd)> {
                 }
             }
             null.into_iter().for_each(sys::close);
-            init::run(init_control, Reader::new(steps), &[], &Mounts::new(), false)
+            init::run(init_control, Reader::new(steps), &Mounts::new(), 0, false)
         }
     }
 }

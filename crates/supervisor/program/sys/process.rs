@@ -1,7 +1,7 @@
 //! Processes: fork, wait, signals, limits, capabilities and credentials.
 
 use core::ffi::CStr;
-use core::mem::MaybeUninit;
+use core::mem::{MaybeUninit, size_of_val};
 
 use super::{EINTR, EINVAL, Errno, Fd, FromRegister, Result, pad, syscall, uninterrupted};
 
@@ -20,15 +20,32 @@ pub enum Forked {
     Child,
 }
 
+impl Forked {
+    fn of(child: usize) -> Self {
+        match child {
+            0 => Self::Child,
+            child => Self::Parent {
+                child: child as i32,
+            },
+        }
+    }
+}
+
 /// Forks, creating the namespaces in `flags`.
 pub fn fork(flags: u64) -> Result<Forked> {
-    const SIGCHLD: u64 = 17;
-    match call!(56, flags | SIGCHLD, 0, 0, 0, 0)? {
-        0 => Ok(Forked::Child),
-        child => Ok(Forked::Parent {
-            child: child as i32,
-        }),
-    }
+    call!(56, flags | SIGCHLD as u64, 0, 0, 0, 0).map(Forked::of)
+}
+
+/// Forks like [`fork`], with the child in a control group of version 2, given by its directory. Fails on Linux
+/// before 5.7.
+pub fn fork_into(group: Fd, flags: u64) -> Result<Forked> {
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    // The kernel's `struct clone_args`.
+    let mut arguments = [0_u64; 11];
+    arguments[0] = flags | CLONE_INTO_CGROUP;
+    arguments[4] = SIGCHLD as u64;
+    arguments[10] = group.0 as u64;
+    call!(435, arguments.as_ptr(), size_of_val(&arguments)).map(Forked::of)
 }
 
 /// Replaces the program; returns only on failure.
