@@ -13,6 +13,7 @@ use cantle_core::sandbox::{
     Backend, Enforcement, Isolation, Sandbox, SandboxContext, SandboxError, SandboxHandle,
     SandboxInfo, SandboxPath, Survival,
 };
+use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -44,7 +45,7 @@ impl RemoteBackend {
         &self,
         record: &SandboxRecord,
         cx: &SandboxContext,
-        mut report: Vec<Enforcement>,
+        (mut report, network): (Vec<Enforcement>, Option<Map<String, Value>>),
         directory: Option<&str>,
         is_kept: bool,
     ) -> Result<RemoteSandbox, SandboxError> {
@@ -77,6 +78,7 @@ impl RemoteBackend {
             environment: cx.policy.environment.clone(),
             service: Arc::clone(&self.service),
             id: record.sandbox_id.clone(),
+            network,
             envd: RwLock::new(envd),
             phase: Arc::new(tokio::sync::RwLock::new(Phase::Running)),
             last_use: Mutex::new(Instant::now()),
@@ -142,10 +144,11 @@ impl Backend for RemoteBackend {
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         check(&cx)?;
-        let (record, report) = self.service.create_with_policy(&cx).await?;
+        let (record, report, network) = self.service.create_with_policy(&cx).await?;
         let guard = KillGuard(Some((Arc::clone(&self.service), record.sandbox_id.clone())));
         let directory = self.service.directory.as_deref();
-        let sandbox = self.enter(&record, &cx, report, directory, false).await?;
+        let applied = (report, Some(network));
+        let sandbox = self.enter(&record, &cx, applied, directory, false).await?;
         guard.disarm();
         Ok(Arc::new(sandbox))
     }
@@ -156,11 +159,21 @@ impl Backend for RemoteBackend {
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         check(&cx)?;
-        let (id, directory) = parse_handle(handle)?;
-        let report = policy::report(&cx.policy)?;
-        let record = self.service.api.connect(&id, self.service.lifetime).await?;
+        let token = parse_handle(handle)?;
+        let mut report = policy::report(&cx.policy)?;
+        // The network policy was applied when the sandbox was created.
+        let network = policy::network(&cx.policy);
+        if network.is_some() && network != token.network {
+            if cx.policy.strictness == Strictness::Strict {
+                return Err(policy::unenforceable(vec![PolicyField::Network]));
+            }
+            policy::mark_not_enforced(&mut report, PolicyField::Network);
+        }
+        let lifetime = self.service.lifetime;
+        let record = self.service.api.connect(&token.sandbox, lifetime).await?;
+        let applied = (report, token.network);
         let sandbox = self
-            .enter(&record, &cx, report, Some(&directory), true)
+            .enter(&record, &cx, applied, Some(&token.directory), true)
             .await?;
         Ok(Arc::new(sandbox))
     }

@@ -11,6 +11,7 @@ use cantle_core::sandbox::{
     WriteOptions, walk_by_command,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::api::is_id;
 use crate::shared::Shared;
@@ -18,20 +19,22 @@ use crate::{NAME, command, files};
 
 /// The token of a kept sandbox's handle.
 #[derive(Debug, Serialize, Deserialize)]
-struct HandleToken {
-    sandbox: String,
-    directory: String,
+pub(crate) struct HandleToken {
+    pub(crate) sandbox: String,
+    pub(crate) directory: String,
+    /// The network fields of the request that created it; old tokens lack them.
+    pub(crate) network: Option<Map<String, Value>>,
 }
 
-/// Returns the sandbox id and working directory of a handle.
-pub(crate) fn parse_handle(handle: &SandboxHandle) -> Result<(String, String), SandboxError> {
+/// Parses the token of a handle.
+pub(crate) fn parse_handle(handle: &SandboxHandle) -> Result<HandleToken, SandboxError> {
     let token: HandleToken = serde_json::from_str(&handle.token).map_err(|error| {
         SandboxError::gone("the handle is not one of the remote backend").with_source(error)
     })?;
     if !is_id(&token.sandbox) {
         return Err(SandboxError::gone("the handle names no valid sandbox"));
     }
-    Ok((token.sandbox, token.directory))
+    Ok(token)
 }
 
 /// A sandbox of the remote backend.
@@ -133,6 +136,7 @@ impl Sandbox for RemoteSandbox {
         let token = HandleToken {
             sandbox: self.shared.id.clone(),
             directory: self.shared.home.clone(),
+            network: self.shared.network.clone(),
         };
         let token = serde_json::to_string(&token).map_err(|error| {
             let message = "failed to encode the handle";

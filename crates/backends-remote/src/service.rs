@@ -107,15 +107,15 @@ impl Service {
         });
     }
 
-    /// Creates a sandbox; returns it with the expected enforcement report.
+    /// Creates a sandbox; returns it with the expected enforcement report and the network fields of the request.
     pub(crate) async fn create_with_policy(
         self: &Arc<Self>,
         cx: &SandboxContext,
-    ) -> Result<(SandboxRecord, Vec<Enforcement>), SandboxError> {
+    ) -> Result<(SandboxRecord, Vec<Enforcement>, Map<String, Value>), SandboxError> {
         let mut report = policy::report(&cx.policy)?;
         let network = policy::network(&cx.policy).unwrap_or_default();
         let error = match self.create(self.create_request(cx, &network)).await {
-            Ok(record) => return Ok((record, report)),
+            Ok(record) => return Ok((record, report, network)),
             Err(error) => error,
         };
         // The service may not support network policies.
@@ -127,7 +127,7 @@ impl Service {
         }
         let record = self.create(self.create_request(cx, &Map::new())).await?;
         policy::mark_not_enforced(&mut report, PolicyField::Network);
-        Ok((record, report))
+        Ok((record, report, Map::new()))
     }
 
     async fn create(

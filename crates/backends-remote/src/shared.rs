@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath};
 use cantle_core::secret::SecretText;
+use serde_json::{Map, Value};
 use tokio::select;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::task::JoinSet;
@@ -24,8 +25,8 @@ pub(crate) const SCRATCH: &str = "/tmp";
 
 /// Interval of health checks during long operations.
 const HEARTBEAT: Duration = Duration::from_secs(3);
-/// Failed health checks after which a sandbox counts as gone.
-const MAX_FAILED_CHECKS: u32 = 2;
+/// How long health checks must fail before a sandbox counts as gone without confirmation: a gateway may restart.
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Pause between failed health checks.
 const RECHECK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) environment: BTreeMap<String, SecretText>,
     pub(crate) service: Arc<Service>,
     pub(crate) id: String,
+    /// The network fields of the request that created it; `None` if unknown.
+    pub(crate) network: Option<Map<String, Value>>,
     pub(crate) envd: SyncRwLock<Envd>,
     pub(crate) phase: Arc<RwLock<Phase>>,
     pub(crate) last_use: Mutex<Instant>,
@@ -187,16 +190,11 @@ impl Shared {
     pub(crate) async fn check_gone(&self, envd: &Envd, fault: &Fault) -> Option<String> {
         let reason = match fault {
             Fault::Gone(reason) => reason.clone(),
-            fault if fault.is_unanswered() => {
-                let mut failed_checks = 0;
-                loop {
-                    let error = envd.check_health().await.err()?;
-                    if is_gone(&error, &mut failed_checks) {
-                        break error.reason;
-                    }
-                    sleep(RECHECK_PAUSE).await;
-                }
-            }
+            fault if fault.is_unanswered() => select! {
+                biased;
+                reason = self.gone() => reason,
+                reason = confirm_gone(envd) => reason?,
+            },
             _ => return None,
         };
         self.mark_gone(&reason);
@@ -236,13 +234,13 @@ impl Shared {
     }
 
     async fn wait_until_gone(&self, envd: &Envd) -> String {
-        let mut failed_checks = 0;
+        let mut failing_since = None;
         loop {
             sleep(HEARTBEAT).await;
             match envd.check_health().await {
-                Ok(()) => failed_checks = 0,
+                Ok(()) => failing_since = None,
                 Err(error) => {
-                    if is_gone(&error, &mut failed_checks) {
+                    if is_gone(&error, &mut failing_since) {
                         self.mark_gone(&error.reason);
                         return error.reason;
                     }
@@ -327,8 +325,20 @@ impl Shared {
     }
 }
 
-/// Counts a failed health check; returns whether the sandbox counts as gone.
-fn is_gone(error: &HealthError, failed_checks: &mut u32) -> bool {
-    *failed_checks += 1;
-    error.is_certain || *failed_checks >= MAX_FAILED_CHECKS
+/// Repeats health checks until one succeeds or the sandbox counts as gone; returns the reason if so.
+async fn confirm_gone(envd: &Envd) -> Option<String> {
+    let mut failing_since = None;
+    loop {
+        let error = envd.check_health().await.err()?;
+        if is_gone(&error, &mut failing_since) {
+            return Some(error.reason);
+        }
+        sleep(RECHECK_PAUSE).await;
+    }
+}
+
+/// Returns whether a sandbox counts as gone after a failed health check; records the first one in a row.
+fn is_gone(error: &HealthError, failing_since: &mut Option<Instant>) -> bool {
+    let since = failing_since.get_or_insert_with(Instant::now);
+    error.is_certain || since.elapsed() >= UNREACHABLE_TIMEOUT
 }

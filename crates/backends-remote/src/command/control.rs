@@ -319,6 +319,15 @@ impl CommandControl {
                     }
                 }
             }
+            End::InputLost(fault) => {
+                if let Some(why) = self.shared.check_gone(&self.active.envd, &fault).await {
+                    return Err(gone(&why));
+                }
+                self.kill().await?;
+                let message =
+                    format!("part of the command's input was lost, so it has been ended: {fault}");
+                Err(SandboxError::new(SandboxErrorKind::Io, message))
+            }
         }
     }
 }

@@ -59,6 +59,8 @@ pub(super) enum End {
     Ended(ProcessExit),
     /// The stream broke.
     Lost(Arc<Fault>),
+    /// Part of its input may not have reached it.
+    InputLost(Arc<Fault>),
 }
 
 impl Progress {
@@ -80,7 +82,7 @@ impl Progress {
     }
 
     /// The first end counts.
-    fn end(&self, end: End) {
+    pub(super) fn end(&self, end: End) {
         self.set(|state| {
             state.end.get_or_insert(end);
         });

@@ -12,9 +12,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::select;
 
-use super::pump::Progress;
-use crate::envd::{Fault, PROCESSES};
-use crate::shared::{ActiveSandbox, Shared};
+use super::pump::{End, Progress};
+use crate::envd::{Envd, Fault, PROCESSES};
+use crate::shared::Shared;
 
 /// Time limit of a message: the command may read late.
 const SEND_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -22,7 +22,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Maximum bytes of one message.
 const PIECE: usize = 256 * 1024;
 
-/// The input of a command, closed on drop.
+/// The input of a command, closed on drop unless part of it was lost.
 #[derive(Debug)]
 pub(crate) struct RemoteInput {
     pub(super) shared: Arc<Shared>,
@@ -42,16 +42,31 @@ impl InputChannel for RemoteInput {
             let kind = if *is_terminal { "pty" } else { "stdin" };
             for piece in data.chunks(PIECE) {
                 let input = json!({ (kind): STANDARD.encode(piece) });
-                send(shared, &active, progress, input).await?;
+                if let Err(fault) = send(&active.envd, progress, input).await {
+                    return Ok(Some((active, fault)));
+                }
             }
-            Ok(())
+            Ok::<_, SandboxError>(None)
         };
-        select! {
+        let failure = select! {
             biased;
-            result = writing => result,
-            _ = progress.ended() => Err(closed()),
-            why = shared.gone() => Err(SandboxError::gone(why)),
+            result = writing => result?,
+            _ = progress.ended() => return Err(closed()),
+            why = shared.gone() => return Err(SandboxError::gone(why)),
+        };
+        let Some((active, fault)) = failure else {
+            return Ok(());
+        };
+        if !loses_input(&fault) {
+            return Err(closed());
         }
+        // Without its end, the command would take the truncated input for all of it. The input of a terminal is not
+        // closed, and its user can repeat it.
+        if !*is_terminal {
+            progress.end(End::InputLost(Arc::new(fault.clone())));
+        }
+        let doing = "failed to write to the command";
+        Err(shared.explain(&active.envd, fault, doing).await)
     }
 }
 
@@ -67,26 +82,20 @@ impl Drop for RemoteInput {
     }
 }
 
-async fn send(
-    shared: &Shared,
-    active: &ActiveSandbox,
-    progress: &Progress,
-    input: Value,
-) -> Result<(), SandboxError> {
+async fn send(envd: &Envd, progress: &Progress, input: Value) -> Result<(), Fault> {
     let pid = progress.wait_for(|state| state.outer).await;
     let message = json!({ "process": { "pid": pid }, "input": input });
-    let envd = &active.envd;
-    let sent = envd
+    let IgnoredAny = envd
         .call_with_timeout(PROCESSES, "SendInput", &message, SEND_TIMEOUT)
-        .await;
-    match sent {
-        Ok(IgnoredAny) => Ok(()),
-        // Any refusal means that the command has ended or doesn't read its input.
-        Err(fault @ Fault::Refused { .. }) if !fault.is_unanswered() => Err(closed()),
-        Err(fault) => Err(shared
-            .explain(&active.envd, fault, "failed to write to the command")
-            .await),
-    }
+        .await?;
+    Ok(())
+}
+
+/// Whether the input may not have reached the command. Other refusals mean that the command has ended or doesn't read
+/// its input.
+fn loses_input(fault: &Fault) -> bool {
+    let codes = ["unavailable", "resource_exhausted", "deadline_exceeded"];
+    !matches!(fault, Fault::Refused { .. }) || codes.iter().any(|code| fault.has_code(code))
 }
 
 async fn close(shared: &Arc<Shared>, progress: &Progress) {

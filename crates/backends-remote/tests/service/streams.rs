@@ -342,6 +342,69 @@ async fn single_gateway_error_does_not_end_the_sandbox() {
 }
 
 #[tokio::test]
+async fn restart_of_the_gateway_does_not_end_the_sandbox() {
+    let server = TestServer::start().await;
+    let number = AtomicUsize::new(0);
+    let plan = move |request: &ReceivedRequest| {
+        let fails = request.path.ends_with("/MakeDir") || request.path.ends_with("/health");
+        match fails && number.fetch_add(1, Ordering::Relaxed) < 3 {
+            true => respond(502, &[], "<html>502 Bad Gateway</html>"),
+            false => Fault::None,
+        }
+    };
+    let proxy = Proxy::start(&server.url, plan).await;
+    let sandbox = through(&proxy)
+        .build()
+        .unwrap()
+        .open(context())
+        .await
+        .unwrap();
+    let directory: SandboxPath = "directory".parse().unwrap();
+    let error = sandbox.mkdir(&directory).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Io, "{error:?}");
+    let checks = proxy.requests(|request| request.path.ends_with("/health"));
+    assert_eq!(checks.len(), 3);
+    sandbox.mkdir(&directory).await.unwrap();
+    sandbox.close().await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn command_whose_input_is_lost_fails() {
+    let faults: [fn() -> Fault; 4] = [
+        || respond(429, &[], ""),
+        || respond(503, &[], ""),
+        || respond(504, &[], ""),
+        || Fault::DropResponse,
+    ];
+    for fault in faults {
+        let server = TestServer::start().await;
+        let plan = move |request: &ReceivedRequest| match request.path.ends_with("/SendInput") {
+            true => fault(),
+            false => Fault::None,
+        };
+        let proxy = Proxy::start(&server.url, plan).await;
+        let sandbox = through(&proxy)
+            .build()
+            .unwrap()
+            .open(context())
+            .await
+            .unwrap();
+        let request = SpawnRequest::shell("cat > copied")
+            .with_stdin(Stdin::Bytes("text".into()))
+            .with_timeout(DEADLINE);
+        let error = sandbox.run(request).await.unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Io);
+        let expected = "part of the command's input was lost, so it has been ended: ";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        let closings = proxy.requests(|request| request.path.ends_with("/CloseStdin"));
+        assert_eq!(closings.len(), 0);
+        sandbox.close().await.unwrap();
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn stalled_download_fails_without_ending_the_sandbox() {
     let server = TestServer::start().await;
     let silence = CancellationToken::new();
