@@ -83,10 +83,15 @@ async fn create(
         },
     };
     let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime_s)?;
-    let member = fleet.create(owner, spec, lifetime, kept).await?;
-    if let Some(pending) = pending {
-        pending.complete(&member.identity.id);
-    }
+    let creating = fleet.finish(|fleet| async move {
+        let member = fleet.create(owner, spec, lifetime, kept).await?;
+        // Above all if the client has disconnected, which will repeat its request.
+        if let Some(pending) = pending {
+            pending.complete(&member.identity.id);
+        }
+        Ok(member)
+    });
+    let member = creating.await?;
     Ok(responses::created(&member, &fleet.settings))
 }
 

@@ -11,6 +11,7 @@ use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -235,7 +236,10 @@ impl Fleet {
     }
 
     /// Runs an operation to completion even if the client disconnects.
-    async fn finish<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Self>) -> F) -> ApiResult<T>
+    pub(crate) async fn finish<T, F>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(Arc<Self>) -> F,
+    ) -> ApiResult<T>
     where
         T: Send + 'static,
         F: Future<Output = ApiResult<T>> + Send + 'static,
@@ -323,15 +327,16 @@ impl Fleet {
     /// Ends a running or paused sandbox. Returns whether it had not ended before.
     pub(crate) async fn end(self: &Arc<Self>, member: &Arc<Member>) -> bool {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        let ended = async move { fleet.end_now(&member).await };
+        let ended = async move { fleet.end_now(&member).await.is_some() };
         self.tasks.finish(ended).await.unwrap_or(false)
     }
 
-    async fn end_now(&self, member: &Arc<Member>) -> bool {
+    /// Ends a sandbox. Returns whether it could be closed, or `None` if it had ended before.
+    async fn end_now(&self, member: &Arc<Member>) -> Option<bool> {
         let _transition = member.transition.lock().await;
         let state = member.set_state(SandboxState::Ended);
         if matches!(state, SandboxState::Ended) {
-            return false;
+            return None;
         }
         self.table().remove(&member.identity.id);
         let permit = self.ending.acquire().await.ok();
@@ -355,15 +360,15 @@ impl Fleet {
         }
         member.set_place(None);
         match ended {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return Some(true),
             // It has ended already.
-            Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => {}
+            Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => return Some(true),
             Ok(Err(error)) => {
                 tracing::warn!(sandbox = member.identity.id, %error, "closing a sandbox failed; resources may remain");
             }
             Err(_) => tracing::warn!(sandbox = member.identity.id, "closing a sandbox timed out"),
         }
-        true
+        Some(false)
     }
 
     /// Pauses a running sandbox.
@@ -470,22 +475,23 @@ impl Fleet {
         self.stopping.cancel();
         // Without records, no later server can resume a sandbox.
         let can_keep = self.store.is_some();
+        let left = AtomicUsize::new(0);
         let ending = stream::iter(self.members()).for_each_concurrent(concurrency(), async |it| {
             if can_keep && it.is_running() && it.identity.spec.auto_pause {
                 // One that can't be paused is ended.
                 let _ = self.pause_now(&it).await;
             }
-            if !(can_keep && it.is_paused()) {
-                self.end_now(&it).await;
+            if !(can_keep && it.is_paused()) && self.end_now(&it).await == Some(false) {
+                left.fetch_add(1, Ordering::Relaxed);
             }
         });
         ending.await;
-        let members = self.members();
-        let running = members.iter().filter(|member| member.is_running()).count();
-        if running == 0 {
-            return Ok(());
+        match left.into_inner() {
+            0 => Ok(()),
+            left => {
+                let message = format!("{left} sandboxes could not be closed");
+                Err(ServeError::new(ServeErrorKind::LeftBehind, message))
+            }
         }
-        let message = format!("{running} sandboxes could not be closed");
-        Err(ServeError::new(ServeErrorKind::LeftBehind, message))
     }
 }

@@ -11,6 +11,7 @@
 
 mod bounds;
 mod control;
+mod faults;
 mod files;
 mod interpreter;
 mod killed;

@@ -147,10 +147,16 @@ impl RunningCommand {
             futures_util::future::join(control, self.forward_output(output, idle_timeout)).await;
         self.stdin.lock().await.take();
         self.ended.cancel();
-        let exit = exit?;
-        let event = ProcessEvent::Ended {
-            event: messages::ended(&exit),
-            timed_out: matches!(exit.status, ExitStatus::TimedOut { .. }),
+        let event = match exit {
+            Ok(exit) => ProcessEvent::Ended {
+                event: messages::ended(&exit),
+                timed_out: matches!(exit.status, ExitStatus::TimedOut { .. }),
+            },
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
+            Err(error) => ProcessEvent::Ended {
+                event: messages::lost(&error),
+                timed_out: false,
+            },
         };
         let subscribers = {
             let mut subscribers = self.subscribers();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use cantle_core::sandbox::{Channel, Exit, ExitStatus};
+use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -195,6 +195,12 @@ pub(crate) fn ended(exit: &Exit) -> Bytes {
         let error = format!("signal: killed ({})", exit.status);
         end.insert("error".to_owned(), error.into());
     }
+    envelope::encode(&json!({ "event": { "end": end } }))
+}
+
+/// Encodes the end of a command whose exit can't be known.
+pub(crate) fn lost(error: &SandboxError) -> Bytes {
+    let end = by_signal(&error.to_string());
     envelope::encode(&json!({ "event": { "end": end } }))
 }
 

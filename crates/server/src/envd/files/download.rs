@@ -1,12 +1,13 @@
 //! `GET /files`: streams a file or a part of it.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::{AppendHeaders, IntoResponse as _, Response};
 use cantle_core::sandbox::{
-    Background, ByteRange, ByteStream, Channel, FileKind, SandboxErrorKind, SandboxPath,
-    SpawnRequest,
+    Background, ByteRange, ByteStream, Channel, FileKind, SandboxError, SandboxErrorKind,
+    SandboxPath, SpawnRequest, media_type_of_name,
 };
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, header};
@@ -82,7 +83,7 @@ pub(super) async fn serve(
     };
     let name = String::from_utf8_lossy(path.file_name().unwrap_or_default());
     let headers = [
-        (header::CONTENT_TYPE, media_type(&name).to_owned()),
+        (header::CONTENT_TYPE, content_type(&name)),
         (header::CONTENT_DISPOSITION, disposition(&name)),
         (header::VARY, "Accept-Encoding".to_owned()),
     ];
@@ -110,16 +111,30 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
             Err(error) => Some(Err(error)),
         }
     }));
-    let first = chunks.next().await;
-    if first.is_none() && !process.wait().await?.status.success() {
+    let Some(first) = chunks.next().await else {
+        if process.wait().await?.status.success() {
+            return Ok(Box::pin(stream::empty()));
+        }
         let message = format!("path '{path}' can't be read");
         return Err(EnvdError::new(RpcCode::PermissionDenied, message));
-    }
-    // The stream keeps the command alive.
-    let rest = stream::unfold((chunks, process, sandbox), |mut parts| async move {
-        parts.0.next().await.map(|chunk| (chunk, parts))
+    };
+    // The stream keeps the command alive, and fails if the command was ended before the end of the file.
+    let rest = stream::unfold(Some((chunks, process, sandbox)), |parts| async move {
+        let mut parts = parts?;
+        if let Some(chunk) = parts.0.next().await {
+            return Some((chunk, Some(parts)));
+        }
+        let error = match parts.1.wait().await {
+            Ok(exit) if exit.status.success() => return None,
+            Ok(exit) => {
+                let message = format!("reading the file ended early: {}", exit.status);
+                SandboxError::io("failed to read a file", io::Error::other(message))
+            }
+            Err(error) => error,
+        };
+        Some((Err(error), None))
     });
-    Ok(Box::pin(stream::iter(first).chain(rest)))
+    Ok(Box::pin(stream::iter([first]).chain(rest)))
 }
 
 /// Formats `Content-Disposition`; names that are not printable ASCII are encoded (RFC 6266).
@@ -141,30 +156,11 @@ pub(crate) fn disposition(name: &str) -> String {
     format!("inline; filename*=UTF-8''{encoded}")
 }
 
-/// Returns the media type for a file name extension.
-fn media_type(name: &str) -> &'static str {
-    let extension = name
-        .rsplit_once('.')
-        .map(|(_, extension)| extension.to_ascii_lowercase());
-    match extension.as_deref().unwrap_or_default() {
-        "txt" | "md" | "log" | "py" | "rs" | "sh" | "toml" | "yaml" | "yml" => {
-            "text/plain; charset=utf-8"
-        }
-        "html" | "htm" => "text/html; charset=utf-8",
-        "css" => "text/css; charset=utf-8",
-        "csv" => "text/csv; charset=utf-8",
-        "js" | "mjs" => "text/javascript; charset=utf-8",
-        "xml" => "text/xml; charset=utf-8",
-        "json" => "application/json",
-        "pdf" => "application/pdf",
-        "zip" => "application/zip",
-        "gz" | "tgz" => "application/gzip",
-        "png" => "image/png",
-        "jpg" | "jpeg" => "image/jpeg",
-        "gif" => "image/gif",
-        "webp" => "image/webp",
-        "svg" => "image/svg+xml",
-        _ => "application/octet-stream",
+/// Returns the content type of a file.
+fn content_type(name: &str) -> String {
+    match media_type_of_name(name) {
+        Some(text) if text.starts_with("text/") => format!("{text}; charset=utf-8"),
+        other => other.unwrap_or("application/octet-stream").to_owned(),
     }
 }
 

@@ -8,12 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use super::check_directory;
 use crate::envd::RunningSandbox;
@@ -172,86 +171,30 @@ pub(super) async fn stream(
         StreamSlot(Arc::clone(live))
     };
     let watched = watch(live, &request).await?;
-    let stream = WatchStream {
-        slot,
-        watched,
-        deadline: times.limit.map(|limit| Instant::now() + limit),
-        keepalive: times.keepalive,
-        last_message: Instant::now(),
-        stage: WatchStage::Starting,
-    };
-    Ok(Box::pin(stream::unfold(stream, WatchStream::next)))
+    let events = stream::unfold(Some((slot, watched)), |watching| async move {
+        let (slot, mut watched) = watching?;
+        loop {
+            if let Some(event) = watched.next_unsent() {
+                let message = envelope::encode(&WatchMessage { filesystem: event });
+                return Some((StreamItem::Message(message), Some((slot, watched))));
+            }
+            let live = &slot.0;
+            watched.next_listing(live).wait().await;
+            if let Err(error) = watched.poll(live).await {
+                if error.is_gone {
+                    live.gone.cancel();
+                }
+                return Some((StreamItem::End(Err(error)), None));
+            }
+        }
+    });
+    let start = envelope::encode(&json!({ "start": {} }));
+    let keepalive = envelope::encode(&json!({ "keepalive": {} }));
+    Ok(rpc::timed(start, keepalive, times, events))
 }
 
 /// `WatchDirResponse` with an event.
 #[derive(Debug, Serialize)]
 struct WatchMessage {
     filesystem: Box<RawValue>,
-}
-
-/// The response stream of `WatchDir`.
-struct WatchStream {
-    slot: StreamSlot,
-    watched: WatchedDirectory,
-    deadline: Option<Instant>,
-    keepalive: Duration,
-    /// Time of the last message.
-    last_message: Instant,
-    stage: WatchStage,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WatchStage {
-    Starting,
-    Watching,
-    Ended,
-}
-
-impl WatchStream {
-    async fn next(mut self) -> Option<(StreamItem, Self)> {
-        let message = match self.stage {
-            WatchStage::Ended => return None,
-            WatchStage::Starting => {
-                self.stage = WatchStage::Watching;
-                envelope::encode(&json!({ "start": {} }))
-            }
-            WatchStage::Watching => match self.watch().await {
-                Ok(message) => message,
-                Err(error) => {
-                    self.stage = WatchStage::Ended;
-                    return Some((StreamItem::End(Err(error)), self));
-                }
-            },
-        };
-        self.last_message = Instant::now();
-        Some((StreamItem::Message(message), self))
-    }
-
-    async fn watch(&mut self) -> Result<Bytes> {
-        loop {
-            if let Some(event) = self.watched.next_unsent() {
-                return Ok(envelope::encode(&WatchMessage { filesystem: event }));
-            }
-            let now = Instant::now();
-            if self.deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(rpc::deadline_exceeded());
-            }
-            if self.last_message.elapsed() >= self.keepalive {
-                return Ok(envelope::encode(&json!({ "keepalive": {} })));
-            }
-            let live = &self.slot.0;
-            let silent_until = self.last_message + self.keepalive;
-            let silent_until = self.deadline.unwrap_or(silent_until).min(silent_until);
-            tokio::select! {
-                () = self.watched.next_listing(live).wait() => {}
-                () = sleep_until(silent_until) => continue,
-            }
-            let polled = self.watched.poll(live).await;
-            polled.inspect_err(|error| {
-                if error.is_gone {
-                    live.gone.cancel();
-                }
-            })?;
-        }
-    }
 }

@@ -12,7 +12,7 @@ use cantle_core::sandbox::Signal;
 use http::{Request, StatusCode};
 use tokio::time::timeout;
 
-use self::subscription::Subscription;
+use self::subscription::subscription;
 use super::commands::command::{ControlRequest, RunningCommand};
 use super::commands::messages::{
     Input, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, SignalValue,
@@ -77,7 +77,12 @@ async fn start_call(
     let (pid, events) = start::start(live, request, times.limit).await?;
     // The command is killed at its limit; this deadline covers one that can't be killed.
     let limit = times.limit.map(|limit| limit + END_EVENT_GRACE);
-    Ok(Subscription::new(pid, events, CallTimes { limit, ..times }, true).into_items())
+    Ok(subscription(
+        pid,
+        events,
+        CallTimes { limit, ..times },
+        true,
+    ))
 }
 
 async fn connect(
@@ -86,7 +91,7 @@ async fn connect(
     times: CallTimes,
 ) -> Result<StreamItems> {
     let command = live.commands.find(&request.process)?;
-    Ok(Subscription::new(command.pid, command.subscribe(), times, false).into_items())
+    Ok(subscription(command.pid, command.subscribe(), times, false))
 }
 
 /// Forwards a client's input stream until its end.

@@ -106,9 +106,7 @@ pub(crate) async fn start(
         // Keeps the sandbox until the command has ended.
         let _held = (sandbox_use, descriptors);
         tokio::select! {
-            result = command.drive(parts) => if result.is_err_and(|error| {
-                error.kind() == SandboxErrorKind::Gone
-            }) {
+            result = command.drive(parts) => if result.is_err() {
                 gone.cancel();
             },
             () = ended.cancelled() => {}

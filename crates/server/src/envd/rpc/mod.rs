@@ -10,12 +10,12 @@ use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::envelope::{END_STREAM, EnvelopeReader};
 use super::access::SandboxAccount;
@@ -189,7 +189,7 @@ impl RpcCall {
             }
             answer(read(&message)?, self.times).await
         };
-        answered.await.map_or_else(stream_error, stream)
+        answered.await.map_or_else(stream_error, stream_response)
     }
 
     /// Responds to a client-streaming call.
@@ -277,8 +277,42 @@ pub(crate) fn unary<T: Serialize>(result: Result<T>) -> Response {
     response.unwrap_or_else(EnvdError::into_rpc)
 }
 
+/// Streams `start`, then `items` up to the call's time limit, with a `keepalive` after each silence.
+pub(crate) fn timed(
+    start: Bytes,
+    keepalive: Bytes,
+    times: CallTimes,
+    items: impl Stream<Item = StreamItem> + Send + 'static,
+) -> StreamItems {
+    let deadline = times.limit.map(|limit| Instant::now() + limit);
+    let rest = stream::unfold(Some(Box::pin(items)), move |items| {
+        let keepalive = keepalive.clone();
+        async move {
+            let mut items = items?;
+            tokio::select! {
+                biased;
+                item = items.next() => {
+                    let item = item?;
+                    let goes_on = matches!(item, StreamItem::Message(_));
+                    Some((item, goes_on.then_some(items)))
+                }
+                () = reach(deadline) => Some((StreamItem::End(Err(deadline_exceeded())), None)),
+                () = sleep(times.keepalive) => Some((StreamItem::Message(keepalive), Some(items))),
+            }
+        }
+    });
+    Box::pin(stream::iter([StreamItem::Message(start)]).chain(rest))
+}
+
+async fn reach(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// The response to a streaming call.
-fn stream(items: StreamItems) -> Response {
+fn stream_response(items: StreamItems) -> Response {
     let body = items.map(|item| match item {
         StreamItem::Message(envelope) => Ok(envelope),
         StreamItem::End(result) => Ok(end(result)),

@@ -1,0 +1,314 @@
+//! Backends that are slow, lose commands or fail to close sandboxes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cantle_backends_local::LocalBackend;
+use cantle_core::sandbox::{
+    Backend, ByteRange, ByteStream, ChangeNotice, Channel, Connection, Exit, ExitStatus, FileInfo,
+    OutputChunk, OutputStream, Process, ProcessStdin, PtySize, Sandbox, SandboxContext,
+    SandboxError, SandboxHandle, SandboxInfo, SandboxPath, Signal, SpawnRequest, Walk,
+    WriteOptions,
+};
+use cantle_server::{ServeErrorKind, Server};
+use futures_util::stream;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{DEADLINE, TestServer, client, eventually, serve_in, shared_tempdir};
+
+/// A local backend with faults.
+#[derive(Debug)]
+struct Faulty {
+    local: LocalBackend,
+    /// A permit for each sandbox that may be opened.
+    may_open: Semaphore,
+    /// The number of sandboxes that were asked for.
+    asked: AtomicUsize,
+    fails_to_close: bool,
+}
+
+impl Faulty {
+    fn new(directory: &tempfile::TempDir) -> Self {
+        let local = LocalBackend::new()
+            .in_directory(directory.path())
+            .workspace_at("/home/user");
+        Self {
+            local,
+            may_open: Semaphore::new(Semaphore::MAX_PERMITS),
+            asked: AtomicUsize::new(0),
+            fails_to_close: false,
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for Faulty {
+    fn name(&self) -> &str {
+        "faulty"
+    }
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.may_open.acquire().await.unwrap().forget();
+        Ok(Arc::new(FaultySandbox {
+            inner: self.local.open(cx).await?,
+            fails_to_close: self.fails_to_close,
+        }))
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.local.reattach(handle, cx).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultySandbox {
+    inner: Arc<dyn Sandbox>,
+    fails_to_close: bool,
+}
+
+#[async_trait]
+impl Sandbox for FaultySandbox {
+    fn info(&self) -> &SandboxInfo {
+        self.inner.info()
+    }
+
+    /// Command lines with `lost` lose their end; `cat` ends at a limit after its first output.
+    async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
+        let request_text = format!("{request:?}");
+        let fault = if request_text.contains("lost") {
+            Fault::Lost
+        } else if request_text.contains("\"cat\"") {
+            Fault::Cut
+        } else {
+            return self.inner.spawn(request).await;
+        };
+        Ok(Box::new(FaultyProcess(fault)))
+    }
+
+    async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
+        self.inner.read(path, range).await
+    }
+
+    async fn write(
+        &self,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        self.inner.write(path, options, data).await
+    }
+
+    async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
+        self.inner.stat(path).await
+    }
+
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
+        self.inner.list(path).await
+    }
+
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        self.inner.walk(directory, max_entries).await
+    }
+
+    async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.inner.mkdir(path).await
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.inner.remove(path).await
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
+        self.inner.rename(from, to).await
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection, SandboxError> {
+        self.inner.connect(port).await
+    }
+
+    async fn watch(&self, directories: &[SandboxPath]) -> Result<ChangeNotice, SandboxError> {
+        self.inner.watch(directories).await
+    }
+
+    async fn attributes(
+        &self,
+        paths: &[SandboxPath],
+        prefix: &str,
+    ) -> Result<Vec<BTreeMap<String, String>>, SandboxError> {
+        self.inner.attributes(paths, prefix).await
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        self.inner.persist().await
+    }
+
+    async fn close(&self) -> Result<(), SandboxError> {
+        let closed = self.inner.close().await;
+        match self.fails_to_close {
+            true => Err(io_error("it is stuck")),
+            false => closed,
+        }
+    }
+}
+
+fn io_error(message: &str) -> SandboxError {
+    SandboxError::io("failed to ask the engine", io::Error::other(message))
+}
+
+#[derive(Clone, Copy)]
+enum Fault {
+    Lost,
+    Cut,
+}
+
+struct FaultyProcess(Fault);
+
+#[async_trait]
+impl Process for FaultyProcess {
+    fn id(&self) -> Option<u32> {
+        None
+    }
+
+    fn take_output(&mut self) -> Option<OutputStream> {
+        let chunk = OutputChunk {
+            channel: Channel::Stdout,
+            bytes: Bytes::from_static(b"start"),
+        };
+        Some(Box::pin(stream::iter([Ok(chunk)])))
+    }
+
+    fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>> {
+        None
+    }
+
+    async fn signal(&mut self, _signal: Signal) -> Result<(), SandboxError> {
+        Ok(())
+    }
+
+    async fn resize(&mut self, _size: PtySize) -> Result<(), SandboxError> {
+        Ok(())
+    }
+
+    fn take_notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn wait(&mut self) -> Result<Exit, SandboxError> {
+        let limit = Duration::from_secs(1);
+        match self.0 {
+            Fault::Lost => Err(io_error("the command was lost")),
+            Fault::Cut => {
+                // The server sends what there is.
+                tokio::task::yield_now().await;
+                Ok(Exit::new(ExitStatus::TimedOut { limit }, limit))
+            }
+        }
+    }
+}
+
+/// Serves the sandboxes of a backend.
+async fn serve_backend(backend: Arc<Faulty>, directory: tempfile::TempDir) -> TestServer {
+    serve_in(directory, |_| Server::builder(backend)).await
+}
+
+#[tokio::test]
+async fn sandbox_is_found_by_its_key_although_the_client_has_disconnected() {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty {
+        may_open: Semaphore::new(0),
+        ..Faulty::new(&directory)
+    });
+    let server = serve_backend(Arc::clone(&backend), directory).await;
+    let request = || {
+        Request::post("/v2/sandboxes")
+            .header("x-api-key", "key")
+            .header("idempotency-key", "once")
+            .body(Full::from(r#"{"templateID":"base"}"#))
+            .unwrap()
+    };
+    tokio::select! {
+        _ = server.send(request()) => panic!("no sandbox may be opened"),
+        () = eventually("the backend is asked", async || backend.asked.load(Ordering::Relaxed) == 1) => {}
+    }
+    // The key stays in use.
+    let pending = server.ask(request()).await;
+    assert_eq!(pending.status, StatusCode::CONFLICT, "{pending:?}");
+    backend.may_open.add_permits(1);
+    eventually("the sandbox is open", async || {
+        server.ask(request()).await.status == StatusCode::CREATED
+    })
+    .await;
+    assert_eq!(backend.asked.load(Ordering::Relaxed), 1);
+    let all = server.control(Method::GET, "/v2/sandboxes", None).await;
+    assert_eq!(all.json().as_array().unwrap().len(), 1);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn command_that_was_lost_ends_for_its_subscribers() {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty::new(&directory));
+    let server = serve_backend(backend, directory).await;
+    let sandbox = server.create_default().await;
+    let (output, end) = sandbox.run("lost").await;
+    assert_eq!(output, "start");
+    assert_eq!(end["exited"], json!(false));
+    let error = end["error"].as_str().unwrap();
+    assert!(error.contains("the command was lost"), "{error}");
+    // The sandbox goes on.
+    assert_eq!(sandbox.run("echo on").await.0, "on\n");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn download_that_was_cut_off_does_not_look_complete() {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty::new(&directory));
+    let server = serve_backend(backend, directory).await;
+    let sandbox = server.create_default().await;
+    let request = sandbox.request(Method::GET, "/files?path=/etc/passwd");
+    let answer = server.send(request.body(Full::default()).unwrap()).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let body = tokio::time::timeout(DEADLINE, answer.into_body().collect());
+    assert!(body.await.unwrap().is_err());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn sandboxes_that_could_not_be_closed_are_reported() {
+    let directory = shared_tempdir();
+    let backend = Faulty {
+        fails_to_close: true,
+        ..Faulty::new(&directory)
+    };
+    let server = Server::builder(backend)
+        .bind("127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap();
+    let (client, shutdown) = (client(server.address()), CancellationToken::new());
+    let serving = tokio::spawn(server.serve(shutdown.clone()));
+    client.create_default().await;
+    shutdown.cancel();
+    let ended = tokio::time::timeout(DEADLINE, serving).await;
+    let error = ended.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ServeErrorKind::LeftBehind);
+    assert!(error.to_string().contains("1 sandboxes"), "{error}");
+}
