@@ -1,6 +1,5 @@
 //! `run_python`: code in the session's sandbox, and the files that it makes.
 
-use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -78,15 +77,26 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     Ok(result.into_output())
 }
 
-/// Walks the directories in which code leaves files.
+/// Walks the directories in which code leaves files. If one is below the other, its files are in its own walk only.
 async fn walk(sandbox: &dyn Sandbox) -> Result<Vec<(SandboxPath, Walk)>, ToolError> {
     let temporary = SandboxPath::new("/tmp").map_err(SandboxError::from)?;
+    let own = &sandbox.info().working_directory;
+    let temporary_in_own = temporary.strip_prefix(own).filter(|path| !path.is_base());
+    let own_in_temporary = own.strip_prefix(&temporary);
     let mut walks = Vec::new();
-    for directory in [SandboxPath::working_directory(), temporary] {
-        let walk = match sandbox.walk(&directory, MAX_WALKED).await {
+    for (directory, nested) in [
+        (SandboxPath::working_directory(), temporary_in_own),
+        (temporary, own_in_temporary),
+    ] {
+        let mut walk = match sandbox.walk(&directory, MAX_WALKED).await {
             Err(error) if error.kind() == SandboxErrorKind::NotFound => Walk::default(),
             walk => walk?,
         };
+        if let Some(nested) = nested {
+            // By path: two file systems may have the same inode numbers.
+            walk.entries
+                .retain(|path, _| path.strip_prefix(&nested).is_none());
+        }
         walks.push((directory, walk));
     }
     Ok(walks)
@@ -101,13 +111,10 @@ async fn store(
 ) -> Result<(Vec<Value>, Vec<String>), ToolError> {
     let owner = cx.require_principal()?.id().as_str();
     let mut after = walk(sandbox).await?;
-    let (mut stored, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut stored, mut warnings) = (Vec::new(), Vec::new());
     for ((directory, after), (_, before)) in after.iter_mut().zip(before) {
-        after.entries.retain(|path, entry| {
-            // The working directory may be below /tmp.
-            let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
-            is_first && !path.components().any(|name| name.starts_with(b"."))
-        });
+        let is_hidden = |path: &SandboxPath| path.components().any(|name| name.starts_with(b"."));
+        after.entries.retain(|path, _| !is_hidden(path));
         // The store has its own limits of sizes.
         let limits = ArtifactLimits::default().with_total_bytes(u64::MAX);
         let limits = limits.with_files(MAX_FILES.saturating_sub(stored.len()));

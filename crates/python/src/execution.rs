@@ -25,8 +25,8 @@ pub struct Execution {
     pub results: Vec<RichResult>,
     /// The exception of a kernel's call; a one-shot run has its traceback in `stderr`.
     pub error: Option<CodeError>,
-    /// The files that changed between start and end, if the interpreter collects them. Overlapping calls in one
-    /// sandbox may both report a file.
+    /// The files that changed since the session's previous call, or since the start of its first one, if the interpreter
+    /// collects them. Overlapping calls in one sandbox may both report a file.
     pub artifacts: Artifacts,
     /// The enforcement of the policy by the sandbox.
     pub enforcement: Vec<Enforcement>,

@@ -127,8 +127,9 @@ impl Interpreter {
         self
     }
 
-    /// Collects the files of the working directory that changed during a call, and copies them into `sink`; `()`
-    /// only describes them.
+    /// Collects the files of the working directory that changed since the session's previous call, or since the start of
+    /// its first one, and copies them into `sink`; `()` only describes them. This includes what background processes and
+    /// the host change between calls.
     pub fn artifacts(mut self, limits: ArtifactLimits, sink: impl ArtifactSink + 'static) -> Self {
         self.artifacts = Some((limits, Arc::new(sink)));
         self
@@ -238,7 +239,8 @@ pub struct PythonSession {
     python: OnceCell<Result<Python, String>>,
     has_unreported_copy: AtomicBool,
     contexts: Mutex<HashMap<String, Arc<Mutex<ContextState>>>>,
-    /// The listing after the latest call, which is the next call's listing before.
+    /// The listing after the latest call, which is the next call's listing before: it saves a walk per call, and what
+    /// background processes of a call write after its end is an artifact of the next one.
     latest_walk: Mutex<Option<Arc<Walk>>>,
 }
 

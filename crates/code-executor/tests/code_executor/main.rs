@@ -157,6 +157,16 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
 }
 
 #[tokio::test]
+async fn files_with_the_same_inode_number_are_all_stored() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    // As the first files of two file systems have.
+    let code = "import os; open('a.csv', 'w').write('x'); os.link('a.csv', 'b.csv')";
+    assert_eq!(names(&user.python(code).await), ["a.csv", "b.csv"]);
+    user.close().await;
+}
+
+#[tokio::test]
 async fn tracebacks_show_the_lines_of_the_code() {
     let directory = TempDir::new().unwrap();
     let user = User::new(&files(&directory).await, "alice").await;

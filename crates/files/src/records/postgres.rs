@@ -23,6 +23,8 @@ use crate::record::{FileId, FileRecord, Quota, Usage};
 const CONNECTIONS: usize = 8;
 /// How long a call waits for a connection, and how long connecting may take.
 const WAIT: Duration = Duration::from_secs(15);
+/// How long a pooled connection may take to show that it works; then another one is used.
+const CHECK: Duration = Duration::from_secs(3);
 /// Serializes migrations; an arbitrary number.
 const MIGRATION_LOCK: i64 = 0x6361_6e74_6c65;
 /// Ends a statement of a server that hangs.
@@ -54,8 +56,9 @@ impl PostgresRecords {
             config.options(STATEMENT_TIMEOUT);
         }
         config.connect_timeout(WAIT).application_name("cantle");
+        // After a failover, and after a call that timed out, a connection is silent but not closed.
         let recycling = ManagerConfig {
-            recycling_method: RecyclingMethod::Fast,
+            recycling_method: RecyclingMethod::Verified,
         };
         let is_socket = |host: &Host| matches!(host, Host::Unix(_));
         let manager = if config.get_hosts().iter().all(is_socket) {
@@ -72,6 +75,7 @@ impl PostgresRecords {
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(WAIT))
             .create_timeout(Some(WAIT))
+            .recycle_timeout(Some(CHECK))
             .build()
             .map_err(FilesError::catalogue)?;
         let identity = migrate(&mut client(&pool).await?).await?;

@@ -6,7 +6,7 @@ use std::{
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     sync::Arc,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
@@ -152,44 +152,65 @@ async fn a_postgres_server_that_hangs_is_an_error_within_the_deadline() {
     if !cantle_testkit::lane::is_full() {
         return cantle_testkit::lane::skip("the full lane tests PostgreSQL's deadline");
     }
-    let Some(address) = postgres_address() else {
+    let directory = directory();
+    let Some((records, silent)) = relayed(directory.path()).await else {
         return;
     };
-    let words = address.split(' ');
-    let host = words.filter_map(|it| it.strip_prefix("host=")).next();
-    let host = host.unwrap();
-    let directory = directory();
-    let hangs = Arc::new(AtomicBool::new(false));
-    relay(directory.path(), Path::new(host), &hangs);
-    let address = address.replace(host, directory.path().to_str().unwrap());
-    let records = cantle_files::PostgresRecords::connect(&address).await;
-    let records = records.unwrap();
-    records.usage("alice").await.unwrap();
-    hangs.store(true, Ordering::SeqCst);
+    silent.store(usize::MAX, Ordering::SeqCst);
     let begun = Instant::now();
     let error = records.usage("alice").await.unwrap_err();
     assert_eq!(error.kind(), cantle_files::FilesErrorKind::Catalogue);
     assert!(begun.elapsed() < Duration::from_secs(90));
 }
 
-/// Passes connections on in threads until `hangs` is set.
 #[cfg(feature = "postgres")]
-fn relay(directory: &Path, server: &Path, hangs: &Arc<AtomicBool>) {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_connection_that_hangs_is_replaced() {
+    use cantle_files::Records as _;
+    let directory = directory();
+    let Some((records, silent)) = relayed(directory.path()).await else {
+        return;
+    };
+    // Only the one in the pool.
+    silent.store(1, Ordering::SeqCst);
+    records.usage("alice").await.unwrap();
+}
+
+/// Connects through a relay that stops passing on the first connections, as many as the number says; none at first.
+#[cfg(feature = "postgres")]
+async fn relayed(directory: &Path) -> Option<(cantle_files::PostgresRecords, Arc<AtomicUsize>)> {
+    use cantle_files::Records as _;
+    let address = postgres_address()?;
+    let words = address.split(' ');
+    let host = words.filter_map(|it| it.strip_prefix("host=")).next();
+    let host = host.unwrap();
+    let silent = Arc::default();
+    relay(directory, Path::new(host), &silent);
+    let address = address.replace(host, directory.to_str().unwrap());
+    let records = cantle_files::PostgresRecords::connect(&address).await;
+    let records = records.unwrap();
+    records.usage("alice").await.unwrap();
+    Some((records, silent))
+}
+
+/// Passes connections on in threads, except for the first `silent` ones.
+#[cfg(feature = "postgres")]
+fn relay(directory: &Path, server: &Path, silent: &Arc<AtomicUsize>) {
     const SOCKET: &str = ".s.PGSQL.5432";
     let listener = UnixListener::bind(directory.join(SOCKET)).unwrap();
-    let (server, hangs) = (server.join(SOCKET), Arc::clone(hangs));
+    let (server, silent) = (server.join(SOCKET), Arc::clone(silent));
     thread::spawn(move || {
-        for client in listener.incoming() {
+        for (number, client) in listener.incoming().enumerate() {
             let (mut client, mut to_server) =
                 (client.unwrap(), UnixStream::connect(&server).unwrap());
             let mut from_server = to_server.try_clone().unwrap();
             let mut to_client = client.try_clone().unwrap();
-            let hangs = Arc::clone(&hangs);
+            let silent = Arc::clone(&silent);
             thread::spawn(move || std::io::copy(&mut from_server, &mut to_client));
             thread::spawn(move || {
                 let mut chunk = [0; 4096];
                 while let Ok(length @ 1..) = client.read(&mut chunk) {
-                    while hangs.load(Ordering::SeqCst) {
+                    while number < silent.load(Ordering::SeqCst) {
                         thread::park();
                     }
                     if to_server.write_all(chunk.get(..length).unwrap()).is_err() {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
-use cantle_core::sandbox::{ArtifactLimits, Backend as _, ExitStatus, MemorySink, SandboxContext};
+use cantle_core::sandbox::{
+    ArtifactLimits, Backend as _, ExitStatus, MemorySink, SandboxContext, SandboxExt as _,
+};
 use cantle_python::{Execution, ExecutionOutcome};
 use cantle_testkit::lane::skip;
 
@@ -151,6 +153,26 @@ async fn artifacts_are_what_a_call_changed() {
         let stored = [("a/b/t.csv".parse().unwrap(), "1,2\n".into())];
         assert_eq!(sink.take(), stored.into());
     }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_changes_between_two_calls_is_an_artifact_of_the_second() {
+    let sink = Arc::new(MemorySink::default());
+    let python = interpreter().artifacts(ArtifactLimits::default(), Arc::clone(&sink));
+    let session = python.open().await.unwrap();
+    let write = async |name: &str| {
+        let path = name.parse().unwrap();
+        let written = session.sandbox().write_bytes(&path, "x".into());
+        written.await.unwrap();
+    };
+    write("before.txt").await;
+    session.run("1").await.unwrap();
+    assert!(sink.take().is_empty());
+    write("between.txt").await;
+    session.run("1").await.unwrap();
+    let stored = [("between.txt".parse().unwrap(), "x".into())];
+    assert_eq!(sink.take(), stored.into());
     session.close().await.unwrap();
 }
 

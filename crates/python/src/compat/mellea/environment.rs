@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ArtifactLimits, Command, DirectorySink, ExitStatus, FileKind, Sandbox, SandboxError,
-    SandboxExt as _, SandboxPath, Walk, WalkBuilder, WalkEntry,
+    ArtifactLimits, Channel, Command, DirectorySink, ExitStatus, FileKind, Sandbox, SandboxError,
+    SandboxExt as _, SandboxPath, Utf8Decoder, Walk, WalkBuilder, WalkEntry,
 };
 use cantle_core::tool::NoProgress;
 use tempfile::TempDir;
@@ -241,10 +241,20 @@ impl ExecutionEnvironment {
         {
             request.command = in_directory(request.command, directory)?;
         }
-        let output = session.sandbox().run(request).await?;
+        // The captured output lacks the middle of a long one.
+        let (mut decoder, mut printed_chars) = (Utf8Decoder::default(), 0);
+        let output = session
+            .sandbox()
+            .run_with_observer(request, &mut |chunk| {
+                if chunk.channel == Channel::Stdout {
+                    printed_chars += decoder.push(&chunk.bytes).chars().count();
+                }
+            })
+            .await?;
         let policy = self.policy.as_ref();
         let stdout = output.stdout.text();
         let stderr = output.stderr.text();
+        let blank_chars = stdout.chars().count() - stdout.trim().chars().count();
         let timed_out = matches!(output.exit.status, ExitStatus::TimedOut { .. });
         let exit_code = match output.exit.status {
             ExitStatus::Code(code) => Some(code),
@@ -257,6 +267,7 @@ impl ExecutionEnvironment {
                 stdout.trim(),
                 policy.and_then(|it| it.stdout_max_bytes),
             )),
+            stdout_chars: printed_chars.saturating_sub(blank_chars),
             stderr: Some(truncate(
                 stderr.trim(),
                 policy.and_then(|it| it.stderr_max_bytes),

@@ -310,7 +310,7 @@ impl PythonExecutionReq {
                 None => reason,
             });
         }
-        let printed = result.stdout.unwrap_or_default().chars().count();
+        let printed = result.stdout_chars;
         match self.max_output_chars {
             Some(limit) if self.tier != Tier::Static && printed > limit => {
                 Validation::unmet(format!(

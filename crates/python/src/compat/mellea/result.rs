@@ -28,6 +28,8 @@ pub struct ExecutionResult {
     pub success: bool,
     /// Standard output without surrounding white space; partial after a timeout, `None` if nothing was executed.
     pub stdout: Option<String>,
+    /// Length of the whole standard output in characters, without surrounding white space; `stdout` may lack a part.
+    pub(super) stdout_chars: usize,
     /// Standard error, likewise.
     pub stderr: Option<String>,
     /// Whether the code was not executed or did not end by itself.
@@ -55,6 +57,7 @@ impl Default for ExecutionResult {
         Self {
             success: false,
             stdout: None,
+            stdout_chars: 0,
             stderr: None,
             skipped: false,
             skip_message: None,

@@ -165,6 +165,23 @@ async fn q15_to_q21_output_of_the_execution() {
 }
 
 #[tokio::test]
+async fn an_output_limit_counts_what_the_result_lacks() {
+    let printing = block("print('é' * 100_000)");
+    let limited = |limit| {
+        let requirement = PythonExecutionReq::new(Tier::Local).max_output_chars(Some(limit));
+        execution(requirement.unwrap())
+    };
+    let exceeded = validate(&limited(99_999), &printing).await;
+    assert!(
+        exceeded
+            .reason
+            .starts_with("Output size (100000 chars) exceeds limit (99999)"),
+        "{exceeded:?}"
+    );
+    assert!(validate(&limited(100_000), &printing).await.is_met);
+}
+
+#[tokio::test]
 async fn q22_to_q34_q47_q65_q66_imports() {
     let allowing = |allowed| Requirement::ImportRestrictions(allowed);
     let met = async |allowed, code: &str| validate(&allowing(allowed), &block(code)).await;
