@@ -447,9 +447,9 @@ pub(crate) struct DoctorArgs {
 // Without a doc comment, the description is that of `RunArgs`.
 #[derive(Debug, clap::Parser)]
 #[command(name = "cantle run", bin_name = "cantle run")]
-struct RunCli {
+pub(crate) struct RunCli {
     #[command(flatten)]
-    args: Box<RunArgs>,
+    pub(crate) args: Box<RunArgs>,
 }
 
 /// Parses the command line. Exits after `--help` and on errors.

@@ -107,6 +107,20 @@ impl BackendArg {
         Ok(Some((file, digest)))
     }
 
+    /// Returns it with an absolute path, and without a digest.
+    ///
+    /// # Errors
+    /// If the current directory is unknown.
+    pub(crate) fn absolute(&self) -> anyhow::Result<Self> {
+        Ok(match self {
+            Self::Dockerfile { path, .. } => Self::Dockerfile {
+                path: std::path::absolute(path)?,
+                digest: None,
+            },
+            other => other.clone(),
+        })
+    }
+
     /// Returns whether commands run on this machine, outside of containers.
     pub(crate) fn is_local(&self) -> bool {
         *self == Self::Local

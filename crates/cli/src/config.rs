@@ -159,10 +159,10 @@ pub(crate) fn policy_of(layers: &Layers) -> Result<Policy, Failure> {
     policy::resolve(layers).usage()
 }
 
-/// Binds a Dockerfile of the current directory to the content that the user trusts.
+/// Binds a Dockerfile of the current directory, also of a saved run, to the content that the user trusts.
 fn set_build_digest(settings: &mut SandboxSettings, layers: &Layers) {
     if let Some(BackendArg::Dockerfile { digest, .. }) = &mut settings.backend
-        && layers.origin("backend") == Some(Origin::Directory)
+        && let Some(Origin::Directory | Origin::SavedRun) = layers.origin("backend")
     {
         digest.clone_from(&layers.build_digest);
     }

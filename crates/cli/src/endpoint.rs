@@ -5,6 +5,7 @@
 //! provider's own. An address on this machine that only a directory's `cantle.toml` names gets no key,
 //! even if the user trusts that directory: any user of the machine may listen there.
 
+use cantle::core::network::{is_public, may_be_private_host};
 use cantle::core::secret::SecretText;
 use url::{Host, Url};
 
@@ -119,11 +120,16 @@ impl Endpoint {
     }
 }
 
+/// Whether an address leads to this machine, or to a service of the link that gives out credentials.
 fn is_this_machine(base_url: &str) -> bool {
+    let is_other = |address| is_public(address) || may_be_private_host(address);
     match Url::parse(base_url).as_ref().map(Url::host) {
-        Ok(Some(Host::Domain(name))) => name == "localhost",
-        Ok(Some(Host::Ipv4(address))) => address.is_loopback(),
-        Ok(Some(Host::Ipv6(address))) => address.is_loopback(),
+        Ok(Some(Host::Domain(name))) => {
+            let name = name.trim_end_matches('.');
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        Ok(Some(Host::Ipv4(address))) => !is_other(address.into()),
+        Ok(Some(Host::Ipv6(address))) => !is_other(address.into()),
         _ => false,
     }
 }
@@ -267,6 +273,27 @@ mod tests {
                 is_withheld,
             ),
             (None, Some("http://[::1]:8000"), is_withheld, is_withheld),
+            (
+                None,
+                Some("http://[::ffff:127.0.0.1]"),
+                is_withheld,
+                is_withheld,
+            ),
+            (None, Some("http://0.0.0.0:8000"), is_withheld, is_withheld),
+            (None, Some("http://[::]:8000"), is_withheld, is_withheld),
+            (
+                None,
+                Some("http://LocalHost.:8000"),
+                is_withheld,
+                is_withheld,
+            ),
+            (
+                None,
+                Some("http://models.localhost"),
+                is_withheld,
+                is_withheld,
+            ),
+            (None, Some("http://192.168.0.9:8000"), is_sent, is_withheld),
             // Its own address is on this machine.
             (litellm, None, is_withheld, is_withheld),
         ] {

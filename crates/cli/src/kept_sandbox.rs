@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use cantle::agent::{KeptRun, RunStore};
+use cantle::backends::local::Reclaimed;
 use cantle::core::ids::RunId;
 use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind, SandboxHandle};
@@ -128,17 +129,10 @@ fn disk_usage(directory: &Path) -> io::Result<u64> {
     Ok(blocks.saturating_mul(512))
 }
 
-/// The removed working directories, and those that could not be removed.
-#[derive(Debug, Default)]
-pub(crate) struct Pruned {
-    pub(crate) removed: Vec<PathBuf>,
-    pub(crate) failed: Vec<(PathBuf, String)>,
-}
-
 /// Removes the sandboxes of finished runs that are too old, and the oldest of those that are too large together.
-pub(crate) async fn prune(state: &StateDir, retention: Retention) -> Pruned {
+pub(crate) async fn prune(state: &StateDir, retention: Retention) -> Reclaimed {
     let store = state.runs();
-    let mut pruned = Pruned::default();
+    let mut pruned = Reclaimed::default();
     let mut directories = HashSet::new();
     let mut total = 0_u64;
     for (run, path, written) in records(&store) {
@@ -239,14 +233,11 @@ pub(crate) fn directory_of(handle: &SandboxHandle) -> Option<PathBuf> {
     token.get("directory")?.as_str().map(PathBuf::from)
 }
 
-/// Returns the other runs that have this run's sandbox, too, latest first. Blocks.
-fn sharing(store: &RunStore, run: &KeptRun) -> anyhow::Result<Vec<RunId>> {
-    if run.sandbox.is_none() {
-        return Ok(Vec::new());
-    }
-    let (mut runs, _) = store.list()?;
-    runs.retain(|other| other.run != run.run && other.sandbox == run.sandbox);
-    Ok(runs.iter().map(|other| other.run).collect())
+/// Returns the latest of all kept runs, which are sorted latest first, that has this run's sandbox, too.
+fn latest_sharing(all: &[KeptRun], run: &KeptRun) -> Option<RunId> {
+    let sandbox = run.sandbox.as_ref()?;
+    let has_it = |other: &&KeptRun| other.run != run.run && other.sandbox.as_ref() == Some(sandbox);
+    all.iter().find(has_it).map(|other| other.run)
 }
 
 /// Whether another run has the sandbox of this one, too. Blocks.
@@ -254,7 +245,7 @@ fn sharing(store: &RunStore, run: &KeptRun) -> anyhow::Result<Vec<RunId>> {
 /// # Errors
 /// If the store can't be read.
 pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
-    Ok(!sharing(store, run)?.is_empty())
+    Ok(run.sandbox.is_some() && latest_sharing(&store.list()?.0, run).is_some())
 }
 
 /// Returns the later run that goes on in the sandbox of this one. Blocks.
@@ -262,15 +253,24 @@ pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool>
 /// # Errors
 /// If the store can't be read.
 pub(crate) fn successor(store: &RunStore, run: &KeptRun) -> anyhow::Result<Option<RunId>> {
-    let latest = sharing(store, run)?.into_iter().next();
-    Ok(latest.filter(|latest| *latest > run.run))
+    Ok(successor_among(&store.list()?.0, run))
 }
 
-/// Checks that a run can be resumed in its sandbox: it has not finished, and no later run goes on there. Blocks.
+fn successor_among(all: &[KeptRun], run: &KeptRun) -> Option<RunId> {
+    latest_sharing(all, run).filter(|latest| *latest > run.run)
+}
+
+/// Whether `cantle run --resume` can go on with a run; `all` kept runs are sorted latest first.
+pub(crate) fn is_resumable(all: &[KeptRun], run: &KeptRun) -> bool {
+    run.status.is_resumable() && check_resumable(all, run).is_ok()
+}
+
+/// Checks that a run can be resumed in its sandbox: it has not finished, and none of `all` kept runs, latest first, goes on
+/// there.
 ///
 /// # Errors
 /// If it can't.
-pub(crate) fn check_resumable(store: &RunStore, run: &KeptRun) -> anyhow::Result<()> {
+pub(crate) fn check_resumable(all: &[KeptRun], run: &KeptRun) -> anyhow::Result<()> {
     let id = run.run;
     if is_kept_of_finished(run) {
         bail!(
@@ -278,7 +278,7 @@ pub(crate) fn check_resumable(store: &RunStore, run: &KeptRun) -> anyhow::Result
              \"…\""
         );
     }
-    match successor(store, run)? {
+    match successor_among(all, run) {
         Some(later) => bail!(
             "run {id} was continued by run {later}, which has its sandbox; resume or continue that one"
         ),

@@ -28,6 +28,7 @@ mod interrupts;
 mod kept_sandbox;
 mod line_editor;
 mod mcp;
+mod messages;
 mod output_dir;
 mod packages;
 mod policy;
@@ -66,6 +67,7 @@ use crate::commands::chat::Chat;
 use crate::commands::{deliver, demo, doctor, exec, gc, python, repl, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
+use crate::messages::warn;
 
 // Hundreds of runs in one process allocate much and at once.
 #[global_allocator]
@@ -127,8 +129,7 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
-        let message = text::clean(&failure.to_string());
-        let _ = writeln!(std::io::stderr(), "cantle: {message}");
+        warn(&failure.to_string());
         failure.code
     }))
 }

@@ -36,7 +36,8 @@ pub(crate) struct McpArgs {
 
     /// Also offer run_agent, which starts `cantle run` with the client's task
     ///
-    /// Its runs have the sandbox flags of this command, and the arguments after `--`, such as `-- --model qwen3 --budget-usd 1`.
+    /// Its runs have the settings and variables of this command, and the arguments after `--`, such as
+    /// `-- --model qwen3 --budget-usd 1`.
     #[arg(long, help_heading = "Model")]
     pub(crate) allow_agent: bool,
 

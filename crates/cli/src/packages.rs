@@ -1,6 +1,6 @@
 //! Python packages of `--package`: installed once in the state directory, and shown to sandboxes.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::policy::{HostPattern, Policy};
 use cantle::core::sandbox::{Backend, SandboxContext};
-use cantle::core::tool::Progress;
 use cantle::python::{
     PackageError, PackageErrorKind, PackageRequest, PackageSet, PackageSpecifier, PackageStore,
     PythonTarget,
@@ -19,10 +18,10 @@ use tempfile::NamedTempFile;
 
 use crate::backend::{self, BackendArg};
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::messages::ProgressMessages;
 use crate::settings::layers::{Layers, Origin};
 use crate::settings::{AllowedHost, PackageSettings, PackageSourceSettings};
 use crate::state_dir::{StateDir, create_traversable};
-use crate::text::clean;
 
 /// Derives an image with a package set. Names are arguments: they are the same text however they are spelled.
 const DERIVED: &str = "\
@@ -112,7 +111,8 @@ pub(crate) fn hosts(
 /// Installs packages unless they are installed, with progress on standard error.
 pub(crate) async fn install(request: &PackageRequest) -> Result<PackageSet, Failure> {
     let store = store().usage()?;
-    store.prepare(request, &Lines).await.map_err(failure)
+    let installed = store.prepare(request, &ProgressMessages).await;
+    installed.map_err(failure)
 }
 
 /// Returns the store of this user.
@@ -176,15 +176,4 @@ pub(crate) async fn remove_derived(age: Duration) -> Reclaimed {
     // Without a reachable engine there are none.
     let removed = backend::containers().remove_images(PURPOSE, age).await;
     removed.unwrap_or_default()
-}
-
-/// Writes progress to standard error.
-#[derive(Debug)]
-struct Lines;
-
-impl Progress for Lines {
-    fn output(&self, text: &str) {
-        // Packages are installed even if nothing reads standard error.
-        let _ = writeln!(io::stderr(), "cantle: {}", clean(text.trim_end()));
-    }
 }

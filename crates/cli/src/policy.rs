@@ -80,6 +80,30 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
     Ok(policy)
 }
 
+/// Returns the policy of a saved run, which had a preset and limits, with what flags change.
+///
+/// # Errors
+/// If settings contradict each other.
+pub(crate) fn resolve_again(
+    layers: &Layers,
+    preset: Preset,
+    saved: &Limits,
+) -> anyhow::Result<Policy> {
+    let mut policy = resolve(layers)?;
+    // Limits add up, and those of the run's weaker layers are only in its policy.
+    let of_preset = fields(&preset.policy().limits)?;
+    let mut limits = fields(&policy.limits)?;
+    let saved = fields(saved)?.into_iter();
+    limits.extend(saved.filter(|(name, limit)| of_preset.get(name) != Some(limit)));
+    policy.limits = serde_json::from_value(limits.into())?;
+    for (origin, limits) in layers.each::<Vec<Limit>>("limit")? {
+        for limit in limits.iter().filter(|_| origin == Origin::Flag) {
+            limit.apply_to(&mut policy.limits)?;
+        }
+    }
+    Ok(policy)
+}
+
 fn add_read_roots(policy: &mut Policy, paths: &[PathBuf]) -> anyhow::Result<()> {
     let Some(roots) = &mut policy.read_roots else {
         bail!(
@@ -106,10 +130,6 @@ fn tighten(limits: &mut Limits, defaults: &Limits, stricter: &[Limit]) -> anyhow
         limit.apply_to(&mut other)?;
     }
     other.unlimited.clear();
-    // Every limit is a number in JSON.
-    let fields = |limits: &Limits| -> serde_json::Result<Map<String, Value>> {
-        serde_json::from_value(serde_json::to_value(limits)?)
-    };
     let mut merged = fields(limits)?;
     let in_force = fields(&limits.with_defaults(defaults))?;
     for (name, limit) in fields(&other)? {
@@ -120,6 +140,11 @@ fn tighten(limits: &mut Limits, defaults: &Limits, stricter: &[Limit]) -> anyhow
     }
     *limits = serde_json::from_value(merged.into())?;
     Ok(())
+}
+
+/// Returns limits by name.
+fn fields(limits: &Limits) -> serde_json::Result<Map<String, Value>> {
+    serde_json::from_value(serde_json::to_value(limits)?)
 }
 
 /// Returns what to do on the command line about a sandbox that did not open.

@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::args::RunArgs;
+use crate::backend::BackendArg;
 use crate::config::{ModelSource, RunConfig};
 use crate::delivery::StoreTarget;
 use crate::extra_tools::ExtraTools;
 use crate::in_place::InPlace;
 use crate::policy;
-use crate::settings::Settings;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of};
+use crate::settings::{PolicySettings, SandboxSettings, Settings};
 use crate::sub_agents::SubAgentTable;
 use crate::trust::canonical;
 use crate::working_copy::WorkingCopy;
@@ -24,6 +25,9 @@ use crate::working_copy::WorkingCopy;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSettings {
     settings: Layer,
+    /// The digest that the backend's Dockerfile must have with its context.
+    #[serde(default)]
+    build_digest: Option<String>,
     /// The address of the model comes from the `cantle.toml` of the directory where the run began, and gets no
     /// key.
     is_directory_endpoint: bool,
@@ -104,8 +108,20 @@ impl SavedSettings {
         };
         let mut policy = config.policy.clone();
         policy.environment.clear();
+        let mut settings = config.settings.clone();
+        let mut build_digest = None;
+        if let Some(backend) = &mut settings.sandbox.backend {
+            if let BackendArg::Dockerfile { digest, .. } = backend {
+                build_digest = digest.take();
+            }
+            *backend = backend.absolute()?;
+        }
+        for path in &mut settings.sandbox.policy.read {
+            *path = absolute(path)?;
+        }
         Ok(Self {
-            settings: layer_of(&config.settings)?,
+            settings: layer_of(&settings)?,
+            build_digest,
             is_directory_endpoint,
             replay,
             variables: config.policy.environment.keys().cloned().collect(),
@@ -157,9 +173,12 @@ impl SavedSettings {
         if flags.contains_key("provider") || flags.contains_key("base_url") {
             saved.remove("api");
         }
-        let backend = saved.get("backend").and_then(Value::as_str);
-        let backend = backend.unwrap_or("local");
-        if flags.get("backend").is_some_and(|flag| flag != backend) {
+        let group = |layer: &Layer| serde_json::from_value(layer.clone().into());
+        let (given, began): (SandboxSettings, SandboxSettings) = (group(flags)?, group(&saved)?);
+        let backend = began.backend.unwrap_or_default();
+        if let Some(flag) = given.backend
+            && flag.absolute()? != backend
+        {
             bail!(
                 "the run's commands ran with --backend {backend}, where its files are; a run can't be resumed \
                  with another backend"
@@ -171,26 +190,19 @@ impl SavedSettings {
                 directory.extend(saved.remove_entry(name));
             }
         }
-        let changes_policy = [
-            "policy",
-            "allow_host",
-            "deny_host",
-            "read",
-            "limit",
-            "best_effort",
-        ]
-        .iter()
-        .any(|name| flags.contains_key(*name));
-        let policy = if changes_policy {
-            policy::resolve(&Layers::with_files(&args.settings)?)?
-        } else {
-            self.policy.clone()
-        };
-        let layers = Layers::new([
+        let mut layers = Layers::new([
             (Origin::Flag, flags.clone()),
             (Origin::SavedRun, saved),
             (Origin::UntrustedDirectory, directory),
         ]);
+        layers.build_digest.clone_from(&self.build_digest);
+        let policy = match given.policy == PolicySettings::default() {
+            true => self.policy.clone(),
+            false => {
+                let preset = began.policy.policy.unwrap_or_default();
+                policy::resolve_again(&layers, preset, &self.policy.limits)?
+            }
+        };
         let replay = self.replay.as_ref();
         let replay = replay.map(|saved| args.replay.as_ref().unwrap_or(saved));
         RunConfig::with_policy(layers, policy, replay.map(PathBuf::as_path))
@@ -232,7 +244,62 @@ fn upgrade(kept: &mut Map<String, Value>, model: &Value) -> serde_json::Result<(
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::RunCli;
+    use crate::settings::layers::parse;
+
+    /// Returns the configuration of a run with these settings and limits that is resumed with flags.
+    fn resumed(kept: &Value, flags: &[&str]) -> anyhow::Result<RunConfig> {
+        let line = ["run", "--resume", "x"].iter().chain(flags);
+        SavedSettings::read(kept.clone())?.config(&RunCli::parse_from(line).args)
+    }
+
+    #[test]
+    fn flags_change_a_part_of_the_policy() {
+        let flags = parse("policy = 'read_only'\nlimit = ['processes=9']").unwrap();
+        let layers = Layers::new([(Origin::Flag, flags)]);
+        let mut policy = policy::resolve(&layers).unwrap();
+        // Of a weaker layer.
+        policy.limits.set("disk=5G").unwrap();
+        let settings = json!({"policy": "read_only", "limit": ["processes=9"]});
+        let kept = json!({
+            "settings": settings, "is_directory_endpoint": false, "replay": "/r", "policy": policy, "schema": null,
+            "approve": null, "output_dir": null, "asks_user": false,
+        });
+        assert_eq!(resumed(&kept, &[]).unwrap().policy, policy);
+        let changed = resumed(&kept, &["--limit", "memory=2G"]).unwrap().policy;
+        policy.limits.set("memory=2G").unwrap();
+        assert_eq!(changed, policy);
+        let changed = resumed(&kept, &["--best-effort", "--limit", "disk=none"]);
+        let changed = changed.unwrap().policy;
+        assert_eq!(changed.read_roots, policy.read_roots);
+        assert_eq!(changed.limits.processes, Some(9));
+        assert_eq!(changed.limits.disk_bytes, None);
+        let changed = resumed(&kept, &["--policy", "unconfined"]).unwrap().policy;
+        assert_eq!(changed.read_roots, None);
+        assert_eq!(changed.limits.processes, Some(9));
+    }
+
+    #[test]
+    fn dockerfile_of_a_trusted_directory_keeps_its_digest_and_place() {
+        let kept = json!({
+            "settings": {"backend": "dockerfile:/project"}, "build_digest": "abc", "is_directory_endpoint": false,
+            "replay": "/r", "policy": {}, "schema": null, "approve": null, "output_dir": null, "asks_user": false,
+        });
+        let backend = |flags: &[&str]| resumed(&kept, flags).map(|it| it.settings.sandbox.backend);
+        let dockerfile = |digest: Option<&str>| BackendArg::Dockerfile {
+            path: "/project".into(),
+            digest: digest.map(str::to_owned),
+        };
+        assert_eq!(backend(&[]).unwrap(), Some(dockerfile(Some("abc"))));
+        // As in a new run, a flag names whatever is there.
+        let named = backend(&["--backend", "dockerfile:/project"]).unwrap();
+        assert_eq!(named, Some(dockerfile(None)));
+        assert!(backend(&["--backend", "dockerfile:."]).is_err());
+        assert!(backend(&["--backend", "local"]).is_err());
+    }
 
     #[test]
     fn reads_settings_kept_by_version_0_1_0() {

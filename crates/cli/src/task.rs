@@ -111,8 +111,7 @@ pub(crate) fn cancelled_early() -> Failure {
 /// A run that has ended, before its result is displayed.
 #[derive(Debug)]
 pub(crate) struct EndedRun {
-    pub(crate) outcome: Outcome,
-    summary: Summary,
+    pub(crate) summary: Summary,
     code: Code,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
@@ -121,8 +120,9 @@ pub(crate) struct EndedRun {
 impl EndedRun {
     /// Returns the id of the run, if nothing remains to be done for it.
     pub(crate) fn finished(&self) -> Option<RunId> {
-        let has_finished = self.outcome.error.is_none() && self.outcome.undelivered.is_empty();
-        has_finished.then_some(self.outcome.run)
+        let outcome = &self.summary.outcome;
+        let has_finished = outcome.error.is_none() && outcome.undelivered.is_empty();
+        has_finished.then_some(outcome.run)
     }
 }
 
@@ -165,8 +165,9 @@ impl Task {
             true => Code::from(outcome.status()),
             false => Code::Limit,
         };
-        let mut summary = Summary::of(&outcome);
-        summary.problems.extend(self.hint(&outcome));
+        let mut summary = Summary::new(outcome);
+        let outcome = &summary.outcome;
+        summary.problems.extend(self.hint(outcome));
         if let Some(error) = undelivered {
             summary.problems.push(format!("{error:#}"));
             code = Code::Internal;
@@ -181,7 +182,7 @@ impl Task {
             .filter(|_| is_complete && is_directory)
         {
             let written = match has_result {
-                true => result_file::write(&outcome, dir),
+                true => result_file::write(outcome, dir),
                 false => Ok(()),
             };
             let removed = || match is_resumed {
@@ -199,7 +200,7 @@ impl Task {
             let to = output_dir
                 .as_deref()
                 .filter(|_| (is_given && is_directory) || !self.is_resumable);
-            summary.unfinished = Unfinished::save(&outcome, sandbox, to, self.is_resumable).await;
+            summary.unfinished = Unfinished::save(outcome, sandbox, to, self.is_resumable).await;
         }
         let changes = match (&self.workdir, session.sandbox()) {
             (Some(workdir), Some(sandbox)) if is_complete || !self.is_resumable => {
@@ -224,7 +225,6 @@ impl Task {
             .problems
             .extend(ignored.err().map(|error| format!("{error:#}")));
         Ok(EndedRun {
-            outcome,
             summary,
             code,
             changes,
@@ -310,13 +310,13 @@ impl Task {
         user: Option<&TerminalUser>,
     ) -> Result<u8, Failure> {
         let EndedRun {
-            outcome,
             summary,
             mut code,
             changes,
         } = ended;
+        let outcome = &summary.outcome;
         let is_complete = outcome.error.is_none();
-        let result = self.answer(&outcome);
+        let result = self.answer(outcome);
         // Before anything that can fail.
         let set_aside = self.set_aside(Some(outcome.run)).internal()?;
         if let Err(error) = display

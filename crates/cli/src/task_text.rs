@@ -1,7 +1,7 @@
 //! The text of a task: from the command line, from standard input, or both; and the schema of its result.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
@@ -9,6 +9,8 @@ use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use serde_json::Value;
+
+use crate::messages::warn;
 
 /// Maximum size of standard input.
 const MAX_BYTES: u64 = 256 * 1024;
@@ -65,10 +67,7 @@ fn standard_input() -> anyhow::Result<String> {
     let stdin = io::stdin().as_fd().try_clone_to_owned().context(failed)?;
     let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
     if poll(&mut ready, Some(&NOTICE_DELAY)).is_ok_and(|ready| ready == 0) {
-        let _ = writeln!(
-            io::stderr(),
-            "cantle: reading standard input, which is part of the task; `< /dev/null` leaves it out"
-        );
+        warn("reading standard input, which is part of the task; `< /dev/null` leaves it out");
     }
     let mut bytes = Vec::new();
     let mut limited = File::from(stdin).take(MAX_BYTES + 1);

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
+use cantle::backends::local::Reclaimed;
 use cantle::core::event::RunStatus;
 use cantle::core::ids::RunId;
 use rustix::fs::{FlockOperation, flock};
@@ -18,7 +19,6 @@ use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
 
 use crate::delivery::OpenStore;
-use crate::kept_sandbox::Pruned;
 use crate::result_file;
 use crate::state_dir::StateDir;
 
@@ -70,8 +70,8 @@ pub(crate) async fn deliver(
 
 /// Removes the files of runs that are not kept, and those that have waited longer than `age`. Those that changed within
 /// `grace` may belong to a run in progress that is not kept. Blocks.
-pub(crate) fn prune(state: &StateDir, age: Duration, grace: Duration) -> Pruned {
-    let mut pruned = Pruned::default();
+pub(crate) fn prune(state: &StateDir, age: Duration, grace: Duration) -> Reclaimed {
+    let mut pruned = Reclaimed::default();
     let entries = fs::read_dir(state.undelivered()).into_iter().flatten();
     for directory in entries.flatten().map(|entry| entry.path()) {
         let run = directory.file_name().and_then(|name| name.to_str());

@@ -269,7 +269,7 @@ impl Chat {
             .run(session, display, (user, typed.as_mut()), token)
             .await?;
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
-        let outcome = &ended.outcome;
+        let outcome = &ended.summary.outcome;
         self.runs.push(outcome.run);
         let is_summary = message == SUMMARIZE;
         if is_summary {
@@ -309,10 +309,11 @@ impl Chat {
         };
         let open = prepared.open(display, token).await?;
         self.summary = None;
-        // They have been part of the first message.
+        // They were for the first message.
         self.args.image.clear();
         self.args.history = None;
         self.args.inputs.input.clear();
+        self.args.fresh_sandbox = false;
         Ok(open)
     }
 

@@ -14,7 +14,6 @@ use cantle::core::sandbox::{
     Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, Sandbox,
     SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
 };
-use cantle::core::tool::Progress;
 use futures_util::StreamExt as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -25,10 +24,11 @@ use crate::backend::BackendArg;
 use crate::config;
 use crate::display::{enforcement, isolation, unenforced};
 use crate::exit::{Failure, FailureExt as _};
+use crate::messages::ProgressMessages;
 use crate::policy;
 use crate::publish;
 use crate::terminal::{self, Raw};
-use crate::text::{clean, one_line};
+use crate::text::one_line;
 
 // The exit codes of `env`, `timeout` and shells.
 pub(crate) const CANCELLED: u8 = 130;
@@ -78,7 +78,7 @@ pub(crate) async fn perform(
 
 /// Returns the context of a new sandbox, with progress on standard error.
 pub(super) fn context(policy: &Policy) -> SandboxContext {
-    SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(ProgressLines))
+    SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(ProgressMessages))
 }
 
 pub(super) async fn open(
@@ -101,17 +101,6 @@ pub(super) async fn open(
         opened => opened,
     };
     opened.map_err(|error| failure(FAILED, &error))
-}
-
-/// Writes the progress of opening a sandbox to standard error.
-#[derive(Debug)]
-struct ProgressLines;
-
-impl Progress for ProgressLines {
-    fn output(&self, text: &str) {
-        let line = format!("cantle: {}\n", clean(text));
-        let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
-    }
 }
 
 /// Reports what is not enforced and, if `verbose`, what isolates the sandbox.

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cantle::backends::local::LocalBackend;
+use cantle::agent::KeptRun;
+use cantle::backends::local::{LocalBackend, Reclaimed};
 use cantle::core::ids::RunId;
 use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{
@@ -19,12 +19,13 @@ use crate::args::GcArgs;
 use crate::backend;
 use crate::exit::{Failure, FailureExt as _};
 use crate::kept_sandbox::{self, directory_of};
+use crate::messages::warn;
 use crate::packages;
 use crate::saved_settings::SavedSettings;
 use crate::settings::KeepSettings;
 use crate::settings::layers::Layers;
 use crate::state_dir::StateDir;
-use crate::text::{clean, one_line, plural};
+use crate::text::{one_line, plural};
 use crate::undelivered;
 use crate::working_copy;
 
@@ -47,30 +48,25 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         );
     }
     let mut text = String::new();
-    let mut removed = Vec::new();
-    let mut failed = Vec::new();
+    let mut all = Reclaimed::default();
     for backend in backends {
-        let reclaimed = backend.reclaim(GRACE).await;
-        removed.extend(reclaimed.removed);
-        failed.extend(reclaimed.failed);
+        add(&mut all, backend.reclaim(GRACE).await);
     }
     if let Some(state) = &state {
         match state.runs().remove_incomplete(GRACE) {
-            Ok(incomplete) => removed.extend(incomplete),
-            Err(error) => failed.push((state.workspaces(), error.to_string())),
+            Ok(incomplete) => all.removed.extend(incomplete),
+            Err(error) => all.failed.push((state.workspaces(), error.to_string())),
         }
         let pruned = kept_sandbox::prune(state, settings.retention()).await;
-        removed.extend(pruned.removed);
-        failed.extend(pruned.failed);
+        add(&mut all, pruned);
         if state.packages().is_dir()
             && let Ok(store) = packages::store()
         {
             let collected = store.collect_garbage(UNUSED_PACKAGES).await;
-            removed.extend(collected.removed);
-            failed.extend(collected.failed);
+            all.removed.extend(collected.removed);
+            all.failed.extend(collected.failed);
         }
-        remove_orphans(state, &mut removed, &mut failed).await;
-        remove_working_copies(state, &mut removed, &mut failed);
+        remove_orphans(state, &mut all).await;
         let pruned = undelivered::prune(state, settings.retention().age, GRACE);
         for directory in &pruned.removed {
             let directory = one_line(&directory.display().to_string());
@@ -78,13 +74,13 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
                 "removed output files that were not delivered: {directory}\n"
             ));
         }
-        removed.extend(pruned.removed);
-        failed.extend(pruned.failed);
+        add(&mut all, pruned);
     }
-    let directories = removed.len() as u64;
+    let directories = all.removed.len() as u64;
     let name = |path: PathBuf| path.display().to_string();
-    let mut removed: Vec<String> = removed.into_iter().map(name).collect();
-    let mut failed: Vec<(String, String)> = failed
+    let mut removed: Vec<String> = all.removed.into_iter().map(name).collect();
+    let mut failed: Vec<(String, String)> = all
+        .failed
         .into_iter()
         .map(|(path, error)| (name(path), error))
         .collect();
@@ -102,8 +98,7 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         text.push_str(&format!("{}\n", one_line(name)));
     }
     for (name, error) in &failed {
-        let line = clean(&format!("{name}: {error}"));
-        let _ = writeln!(std::io::stderr(), "cantle: {line}");
+        warn(&format!("{name}: {error}"));
     }
     text.push_str(&plural(directories, "directory", "directories"));
     if containers > 0 {
@@ -119,57 +114,57 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
     Ok(u8::from(!failed.is_empty()))
 }
 
-/// Removes kept working directories that no journal names: their runs never began, or their journals
-/// are gone.
-async fn remove_orphans(
-    state: &StateDir,
-    removed: &mut Vec<PathBuf>,
-    failed: &mut Vec<(PathBuf, String)>,
-) {
-    let workspaces = state.workspaces();
-    let named = match directories_in_journals(state) {
-        Ok(named) => named,
-        Err(error) => return failed.push((workspaces, error)),
+fn add(all: &mut Reclaimed, more: Reclaimed) {
+    all.removed.extend(more.removed);
+    all.failed.extend(more.failed);
+}
+
+/// Removes kept working directories, and copies of directories, that no journal names: their runs never began, or their
+/// journals are gone.
+async fn remove_orphans(state: &StateDir, all: &mut Reclaimed) {
+    let (mut runs, unreadable) = match state.runs().list() {
+        Ok(listed) => listed,
+        Err(error) => return all.failed.push((state.workspaces(), error.to_string())),
     };
-    let entries = fs::read_dir(&workspaces).into_iter().flatten().flatten();
-    for path in entries.map(|entry| entry.path()) {
-        if named.contains(&path) || !is_older_than_grace(&path) {
+    // An unreadable journal may name any of them.
+    if let Some(error) = unreadable.first() {
+        let error = format!("no kept working directory is removed: {error}");
+        return all.failed.push((state.workspaces(), error));
+    }
+    let copy = |run: &KeptRun| SavedSettings::read(run.note.clone()).ok()?.working_copy;
+    let copies = runs.iter().filter_map(copy).map(|copy| copy.directory);
+    // Not later: what follows may take longer than the grace period.
+    let copies = unnamed(&state.working_copies(), &copies.collect());
+    let mut named = HashSet::new();
+    while let Some(run) = runs.pop() {
+        runs.extend(run.sub_agents());
+        named.extend(run.sandbox.as_ref().and_then(directory_of));
+    }
+    for path in unnamed(&state.workspaces(), &named) {
+        match remove(&path).await {
+            Ok(true) => all.removed.push(path),
+            Ok(false) => {}
+            Err(error) => all.failed.push((path, error.to_string())),
+        }
+    }
+    for path in copies {
+        if working_copy::is_locked(&path) {
             continue;
         }
-        match remove(&path).await {
-            Ok(true) => removed.push(path),
-            Ok(false) => {}
-            Err(error) => failed.push((path, error.to_string())),
+        match fs::remove_dir_all(&path) {
+            Ok(()) => all.removed.push(path),
+            Err(error) => all.failed.push((path, error.to_string())),
         }
     }
 }
 
-/// Removes copies of directories whose runs never began or are gone.
-fn remove_working_copies(
-    state: &StateDir,
-    removed: &mut Vec<PathBuf>,
-    failed: &mut Vec<(PathBuf, String)>,
-) {
-    let copies = state.working_copies();
-    let runs = match state.runs().list() {
-        Ok((runs, unreadable)) if unreadable.is_empty() => runs,
-        // `remove_orphans` has reported it.
-        _ => return,
-    };
-    let saved = runs.into_iter().map(|run| SavedSettings::read(run.note));
-    let named: HashSet<PathBuf> = saved
-        .filter_map(|saved| Some(saved.ok()?.working_copy?.directory))
-        .collect();
-    for entry in fs::read_dir(&copies).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if named.contains(&path) || !is_older_than_grace(&path) || working_copy::is_locked(&path) {
-            continue;
-        }
-        match fs::remove_dir_all(&path) {
-            Ok(()) => removed.push(path),
-            Err(error) => failed.push((path, error.to_string())),
-        }
-    }
+/// Returns the entries of a directory that are not among `named`, and not young.
+fn unnamed(directory: &Path, named: &HashSet<PathBuf>) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths
+        .filter(|path| !named.contains(path) && is_older_than_grace(path))
+        .collect()
 }
 
 /// Removes a working directory through its backend; returns whether it was one that is not in use.
@@ -188,20 +183,6 @@ async fn remove(path: &Path) -> Result<bool, SandboxError> {
         }
     }
     Ok(false)
-}
-
-fn directories_in_journals(state: &StateDir) -> Result<HashSet<PathBuf>, String> {
-    let (mut runs, unreadable) = state.runs().list().map_err(|error| error.to_string())?;
-    // An unreadable journal may name any of them.
-    if let Some(error) = unreadable.first() {
-        return Err(format!("no kept working directory is removed: {error}"));
-    }
-    let mut named = HashSet::new();
-    while let Some(run) = runs.pop() {
-        runs.extend(run.sub_agents());
-        named.extend(run.sandbox.as_ref().and_then(directory_of));
-    }
-    Ok(named)
 }
 
 fn is_older_than_grace(path: &Path) -> bool {

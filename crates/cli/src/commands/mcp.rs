@@ -45,8 +45,7 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
     let tools = SandboxTools::new(backend, policy, None, None);
     let mut offered = tools.list();
     if args.allow_agent {
-        let agent = agent::run_agent(&args.sandbox.flags, &args.agent_arguments);
-        offered.push(agent.usage()?);
+        offered.push(agent::run_agent(args).usage()?);
     }
     let served = serve_stdio(offered, cancellation).await;
     let closed = tools.close().await;

@@ -1,7 +1,7 @@
 //! `cantle python`: one Python program in a new sandbox, with its output and its exit code passed through.
 
 use std::fs::File;
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::exec::{FAILED, context, failure, forward, open, report};
 use crate::args::PythonArgs;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::messages::warn;
 use crate::packages;
 use crate::settings::PackageSettings;
 use crate::settings::layers::Layers;
-use crate::text::clean;
 
 /// Exit code of a program that is refused or only checked with an error, as Python's for a syntax error.
 const REFUSED: u8 = 1;
@@ -112,7 +112,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
 /// Writes the reasons that a program did not run, and returns the exit code.
 fn refuse(execution: &Execution) -> u8 {
     for note in &execution.notes {
-        let _ = writeln!(io::stderr(), "cantle: {}", clean(note));
+        warn(note);
     }
     if execution.notes.is_empty() {
         0

@@ -247,7 +247,8 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
 async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let state = StateDir::find().usage()?;
     let kept = state.find_run(name).usage()?;
-    kept_sandbox::check_resumable(&state.runs(), &kept).usage()?;
+    let (all, _) = state.runs().list().usage()?;
+    kept_sandbox::check_resumable(&all, &kept).usage()?;
     let saved = SavedSettings::read(kept.note.clone())
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
@@ -522,35 +523,13 @@ impl PreparedRun {
                 opened
             }
         };
-        let session = opened.inspect_err(|_| {
-            if let Some(workdir) = &self.task.workdir {
-                workdir.discard();
-            }
-        })?;
+        let discard = || self.task.workdir.iter().for_each(Workdir::discard);
+        let session = opened.inspect_err(|_| discard())?;
         drop((self.delivered, fetched));
-        if let Some(in_place) = &self.task.in_place
-            && let Err(error) = in_place.check(session.sandbox().map(AsRef::as_ref)).await
-        {
+        if let Err(failure) = begin(&self.task, &session).await {
             // The first failure is the one to report.
             let _ = session.close().await;
-            return Err(Failure::new(Code::Sandbox, error));
-        }
-        if let Some(workdir) = &self.task.workdir
-            && let Err(error) = workdir
-                .note_before(session.sandbox().map(AsRef::as_ref))
-                .await
-        {
-            // The first failure is the one to report.
-            let _ = session.close().await;
-            workdir.discard();
-            return Err(Failure::new(Code::Sandbox, error));
-        }
-        // Not earlier: a run that fails to start must not remove an earlier result.
-        if let Some(OutputDir::Given(output_dir)) = &self.task.output_dir
-            && let Err(failure) = result_file::put_aside(output_dir)
-        {
-            // The first failure is the one to report.
-            let _ = session.close().await;
+            discard();
             return Err(failure);
         }
         Ok(OpenRun {
@@ -575,6 +554,23 @@ impl PreparedRun {
             }
             _ => Ok(None),
         }
+    }
+}
+
+/// Checks the sandbox, notes what it holds, and puts the result of an earlier run aside.
+async fn begin(task: &Task, session: &Session) -> Result<(), Failure> {
+    let sandbox = session.sandbox().map(AsRef::as_ref);
+    let failed = |error: anyhow::Error| Failure::new(Code::Sandbox, error);
+    if let Some(in_place) = &task.in_place {
+        in_place.check(sandbox).await.map_err(failed)?;
+    }
+    if let Some(workdir) = &task.workdir {
+        workdir.note_before(sandbox).await.map_err(failed)?;
+    }
+    // Last: a run that fails to start must not remove an earlier result.
+    match &task.output_dir {
+        Some(OutputDir::Given(output_dir)) => result_file::put_aside(output_dir),
+        _ => Ok(()),
     }
 }
 

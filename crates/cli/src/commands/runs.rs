@@ -1,6 +1,6 @@
 //! `cantle runs`: lists, shows and removes kept runs.
 
-use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +22,7 @@ use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export::{self, status_name as status};
 use crate::kept_sandbox::{self, reattach, remove_sandbox};
+use crate::messages::warn;
 use crate::result_file::write_atomically;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
@@ -50,7 +51,8 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
         } => {
             let run = state.find_run(&run).usage()?;
             if json {
-                print(format!("{:#}\n", to_json(&state, &run)))?;
+                let (all, _) = state.runs().list().internal()?;
+                print(format!("{:#}\n", to_json(&state, &all, &run)))?;
                 return Ok(0);
             }
             if let Some(format) = format {
@@ -76,7 +78,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             let events = state.runs().events(run.run).internal()?;
             print(&match log {
                 true => Display::log(&events, verbose),
-                false => show(&state, &run, &events),
+                false => show(&state, &state.runs().list().internal()?.0, &run, &events),
             })?;
         }
         RunsCommand::Diff { old, new } => {
@@ -140,17 +142,15 @@ impl RunFilter {
 }
 
 fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure> {
-    let (mut runs, unreadable) = state.runs().list().internal()?;
-    runs.retain(|run| which.matches(run));
+    let (all, unreadable) = state.runs().list().internal()?;
+    let matching = all.iter().filter(|run| which.matches(run));
     let mut text = String::new();
     if as_json {
-        let runs: Vec<Value> = runs.iter().map(|run| to_json(state, run)).collect();
-        text = format!("{:#}\n", Value::Array(runs));
+        let runs = matching.map(|run| to_json(state, &all, run));
+        text = format!("{:#}\n", Value::Array(runs.collect()));
     } else {
-        for run in &runs {
-            text.push_str(&line(state, run));
-        }
-        if runs.is_empty() {
+        text.extend(matching.map(|run| line(state, run)));
+        if text.is_empty() {
             let none = match which.is_given() {
                 true => "No kept run matches.\n",
                 false => "No runs are kept.\n",
@@ -159,7 +159,7 @@ fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure
         }
     }
     for error in unreadable {
-        let _ = writeln!(io::stderr(), "cantle: {}", clean(&error.to_string()));
+        warn(&error.to_string());
     }
     print(&text)
 }
@@ -193,7 +193,7 @@ fn write(path: Option<&Path>, text: &str) -> Result<(), Failure> {
     ))
 }
 
-fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
+fn show(state: &StateDir, all: &[KeptRun], run: &KeptRun, events: &[Event]) -> String {
     let mut rows = vec![
         ("run", run.run.to_string()),
         ("status", status(run.status).to_owned()),
@@ -243,7 +243,7 @@ fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
         rows.push(("kept", continued));
     }
     rows.push(("journal", run.directory.display().to_string()));
-    if run.status.is_resumable() && kept_sandbox::check_resumable(&state.runs(), run).is_ok() {
+    if kept_sandbox::is_resumable(all, run) {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
     }
     if undelivered::of(state, run).is_some() {
@@ -254,7 +254,7 @@ fn show(state: &StateDir, run: &KeptRun, events: &[Event]) -> String {
         .collect()
 }
 
-fn to_json(state: &StateDir, run: &KeptRun) -> Value {
+fn to_json(state: &StateDir, all: &[KeptRun], run: &KeptRun) -> Value {
     let seconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_secs_f64()
@@ -262,7 +262,7 @@ fn to_json(state: &StateDir, run: &KeptRun) -> Value {
     json!({
         "run": run.run,
         "status": status(run.status),
-        "resumable": run.status.is_resumable(),
+        "resumable": kept_sandbox::is_resumable(all, run),
         "undelivered": undelivered::of(state, run).is_some(),
         "error": run.error,
         "task": run.task,

@@ -4,8 +4,6 @@ mod interpreter;
 mod keys;
 mod tools;
 
-use std::fmt;
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +22,9 @@ use crate::args::{Preparation, ServeArgs, TemplateArg};
 use crate::backend;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::messages::warn;
 use crate::settings::layers::Layers;
 use crate::state_dir::{StateDir, create_traversable};
-use crate::text;
 
 /// Open files of a server with thousands of sandboxes and connections.
 const OPEN_FILES: u64 = 1 << 17;
@@ -101,13 +99,13 @@ pub(crate) async fn perform(
     }
     let by_open_files = server.sandboxes_by_open_files();
     if by_open_files < max_sandboxes {
-        warn(format_args!(
+        warn(&format!(
             "the limit of open files allows {by_open_files} sandboxes with a command each, fewer than the \
              maximum of {max_sandboxes}: raise it with `ulimit -n`"
         ));
     }
     for (path, error) in server.unreadable_records() {
-        warn(format_args!(
+        warn(&format!(
             "the record of a paused sandbox is unreadable and ignored, and no kept sandbox is removed while \
              it exists: {}: {error}",
             path.display()
@@ -123,20 +121,15 @@ pub(crate) async fn perform(
     if backends.any(|it| !it.is_local())
         && let Err(error) = backend::containers().reclaim().await
     {
-        warn(format_args!("{error}"));
+        warn(&error.to_string());
     }
     for (path, error) in &reclaimed.failed {
-        warn(format_args!("{}: {error}", path.display()));
+        warn(&format!("{}: {error}", path.display()));
     }
     let accepts_any_key = keys.is_empty() && principals.is_empty();
     announce(server.address(), &url, accepts_any_key)?;
     server.serve(cancellation).await.internal()?;
     Ok(0)
-}
-
-fn warn(message: fmt::Arguments<'_>) {
-    let message = text::clean(&message.to_string());
-    let _ = writeln!(std::io::stderr(), "cantle: {message}");
 }
 
 /// Raises the soft limit of open files. Commands inherit it, and some programs close every number below it,

@@ -1,12 +1,12 @@
 //! The summary at the end of a run: status, problems, files, tokens and tools.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use cantle::agent::Outcome;
 use cantle::core::escape::for_decision;
 use cantle::core::event::RunStatus;
 use cantle::core::ledger::Ledger;
+use cantle::core::sandbox::SavedFile;
 
 use super::style::Paint;
 use crate::text::{clean, dollars, duration, one_line, plural, size, tokens};
@@ -15,56 +15,40 @@ use crate::unfinished::Unfinished;
 /// The summary of a run.
 #[derive(Debug)]
 pub(crate) struct Summary {
-    status: RunStatus,
-    turns: u32,
-    duration: Duration,
+    pub(crate) outcome: Outcome,
     /// Why the run did not finish and what to try, a line each.
     pub(crate) problems: Vec<String>,
-    /// Saved output files with their sizes.
-    files: Vec<(String, u64)>,
-    /// Refused output files with the reasons.
-    refused: Vec<(String, String)>,
-    ledger: Ledger,
     /// The saved and the lost parts of an unfinished run.
     pub(crate) unfinished: Unfinished,
 }
 
 impl Summary {
-    pub(crate) fn of(outcome: &Outcome) -> Self {
+    pub(crate) fn new(outcome: Outcome) -> Self {
         let error = outcome.error.as_ref();
         let message = error.map(ToString::to_string);
         let advice = error.and_then(|error| error.advice()).map(str::to_owned);
-        let saved = outcome.outputs.saved.iter();
-        let refused = outcome.outputs.refused.iter();
         Self {
-            status: outcome.status(),
-            turns: outcome.turns,
-            duration: outcome.duration,
             problems: message.into_iter().chain(advice).collect(),
-            files: saved
-                .map(|file| (file.path.display().to_string(), file.size_bytes))
-                .collect(),
-            refused: refused
-                .map(|refusal| (refusal.source.clone(), refusal.reason.clone()))
-                .collect(),
-            ledger: outcome.ledger.clone(),
             unfinished: Unfinished::default(),
+            outcome,
         }
     }
 
     /// Formats the status, and the problems if the run did not finish.
     pub(super) fn head(&self, paint: Paint) -> String {
-        let name = status_text(self.status);
-        let verdict = match self.status {
+        let status = self.outcome.status();
+        let name = status_text(status);
+        let verdict = match status {
             RunStatus::Finished => paint.green(&format!("✓ {name}")),
             RunStatus::AnsweredInText => paint.yellow(&format!("! {name}")),
             _ => paint.red(&format!("✗ {name}")),
         };
-        let turns = plural(u64::from(self.turns), "turn", "turns");
-        let facts = paint.dim(&format!(" · {turns} · {}", duration(self.duration)));
+        let turns = plural(u64::from(self.outcome.turns), "turn", "turns");
+        let took = duration(self.outcome.duration);
+        let facts = paint.dim(&format!(" · {turns} · {took}"));
         let mut text = format!("\n{verdict}{facts}\n");
         // The message of a cancelled run repeats its status.
-        let skip = usize::from(self.status == RunStatus::Cancelled);
+        let skip = usize::from(status == RunStatus::Cancelled);
         let problems = self.problems.get(skip..).unwrap_or_default();
         if !problems.is_empty() {
             text.push('\n');
@@ -78,27 +62,31 @@ impl Summary {
     /// Formats the table of files, tokens and tools.
     pub(super) fn details(&self, paint: Paint) -> String {
         let mut rows: Vec<(&str, String)> = Vec::new();
-        let width = self.files.iter().map(|(path, _)| path.chars().count());
+        let Outcome {
+            outputs, ledger, ..
+        } = &self.outcome;
+        let path = |file: &SavedFile| file.path.display().to_string();
+        let width = outputs.saved.iter().map(|file| path(file).chars().count());
         let width = width.max().unwrap_or_default();
-        for (path, size_bytes) in &self.files {
-            let size = paint.dim(&size(*size_bytes));
-            rows.push(("files", format!("{:width$}  {size}", for_decision(path))));
+        for file in &outputs.saved {
+            let (path, size) = (path(file), paint.dim(&size(file.size_bytes)));
+            rows.push(("files", format!("{:width$}  {size}", for_decision(&path))));
         }
-        for (source, reason) in &self.refused {
-            let line = format!("{}: {}", one_line(source), one_line(reason));
-            rows.push(("refused", paint.yellow(&line)));
+        for refused in &outputs.refused {
+            let (source, reason) = (one_line(&refused.source), one_line(&refused.reason));
+            rows.push(("refused", paint.yellow(&format!("{source}: {reason}"))));
         }
-        rows.extend(usage(&self.ledger).map(|usage| ("tokens", usage)));
-        for (model, speed) in self.ledger.output_tokens_per_second() {
+        rows.extend(usage(ledger).map(|usage| ("tokens", usage)));
+        for (model, speed) in ledger.output_tokens_per_second() {
             let model = one_line(model);
             rows.push((
                 "speed",
                 format!("{speed:.1} tokens/s  {}", paint.dim(&model)),
             ));
         }
-        let width = self.ledger.tools.keys().map(|name| name.chars().count());
+        let width = ledger.tools.keys().map(|name| name.chars().count());
         let width = width.max().unwrap_or_default();
-        for (name, account) in &self.ledger.tools {
+        for (name, account) in &ledger.tools {
             let calls = plural(account.calls, "call", "calls");
             let failures = format!("{} failed", account.failures);
             let failures = match account.failures {
@@ -140,8 +128,8 @@ impl Summary {
             let lead = if index == 0 { "cantle: " } else { "  " };
             let _ = writeln!(text, "{lead}{}", clean(line));
         }
-        for (source, reason) in &self.refused {
-            let (source, reason) = (one_line(source), one_line(reason));
+        for refused in &self.outcome.outputs.refused {
+            let (source, reason) = (one_line(&refused.source), one_line(&refused.reason));
             let _ = writeln!(
                 text,
                 "cantle: the output file {source} was refused: {reason}"

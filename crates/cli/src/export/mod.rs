@@ -13,7 +13,6 @@ mod page_data;
 mod redaction;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
 
 use anyhow::Context as _;
 use cantle::agent::{KeptRun, KeptStatus, RunStore, Trajectory};
@@ -24,6 +23,7 @@ use cantle::core::tool::ToolSpec;
 
 pub(crate) use self::redaction::Redactor;
 use crate::args::TranscriptFormat;
+use crate::messages::warn;
 use crate::saved_settings::SavedSettings;
 use crate::text::one_line;
 use crate::transcript;
@@ -52,10 +52,9 @@ pub(crate) fn export(
 ) -> anyhow::Result<String> {
     let redactor = Redactor::new(&run, values);
     if let Some(names) = redactor.unknown() {
-        let _ = writeln!(
-            io::stderr(),
-            "cantle: the values of {names} are not known here, so they are not redacted; set them to have them redacted"
-        );
+        warn(&format!(
+            "the values of {names} are not known here, so they are not redacted; set them to have them redacted"
+        ));
     }
     let as_trajectory = |write: fn(&Trajectory) -> String| {
         let trajectory = store.trajectory(run.clone())?;

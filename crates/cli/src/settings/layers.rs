@@ -94,6 +94,8 @@ pub(crate) struct Given<G> {
     /// Whether the current directory is trusted for this call.
     trust_directory: bool,
     profile: Option<String>,
+    /// Whether a flag names the profile, and not the environment.
+    is_profile_flag: bool,
     group: PhantomData<G>,
 }
 
@@ -101,6 +103,18 @@ impl<G> Given<G> {
     /// Returns whether the current directory is trusted for this call.
     pub(crate) fn trusts_directory(&self) -> bool {
         self.trust_directory
+    }
+
+    /// Returns all flags by the names of their arguments, with those that are no settings.
+    pub(crate) fn all_flags(&self) -> Layer {
+        let mut flags = self.flags.clone();
+        if let Some(name) = self.profile.as_ref().filter(|_| self.is_profile_flag) {
+            flags.insert(PROFILE.to_owned(), name.as_str().into());
+        }
+        if self.trust_directory {
+            flags.insert(TRUST_DIRECTORY.to_owned(), true.into());
+        }
+        flags
     }
 }
 
@@ -150,6 +164,7 @@ impl<G: FromArgMatches + Serialize> FromArgMatches for Given<G> {
             environment: from(ValueSource::EnvVariable),
             trust_directory: matches.get_flag(TRUST_DIRECTORY),
             profile: matches.get_one(PROFILE).cloned(),
+            is_profile_flag: sources.get(PROFILE) == Some(&ValueSource::CommandLine),
             group: PhantomData,
         })
     }

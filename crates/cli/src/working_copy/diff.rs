@@ -24,8 +24,8 @@ const PROBED_BYTES: usize = 8_000;
 #[derive(Debug)]
 pub(crate) struct FileDiff<'c> {
     pub(crate) change: &'c Change,
-    /// The path that the file was renamed from.
-    pub(crate) renamed_from: Option<&'c str>,
+    /// The deletion of the file that this one was before it was renamed.
+    pub(crate) renamed_from: Option<&'c Change>,
     pub(crate) added_lines: usize,
     pub(crate) removed_lines: usize,
     pub(crate) is_binary: bool,
@@ -43,16 +43,16 @@ impl WorkingCopy {
                 deleted.insert(&old.sha256, change);
             }
         }
-        let mut renames: HashMap<&str, &str> = HashMap::new();
+        let mut renames: HashMap<&str, &Change> = HashMap::new();
         for change in &changes.files {
             if let (None, Some(new)) = (&change.old, &change.new)
                 && let Some(from) = deleted.remove(&*new.sha256)
             {
-                renames.insert(&change.path, &from.path);
+                renames.insert(&change.path, from);
             }
         }
-        let is_source = |change: &&Change| !renames.values().any(|from| *from == change.path);
-        let shown = changes.files.iter().filter(is_source);
+        let is_source = |change: &Change| renames.values().any(|from| from.path == change.path);
+        let shown = changes.files.iter().filter(|change| !is_source(change));
         shown
             .map(|change| {
                 let from = renames.get(&*change.path).copied();
@@ -72,7 +72,7 @@ impl WorkingCopy {
     fn compare<'c>(
         &self,
         change: &'c Change,
-        renamed_from: Option<&'c str>,
+        renamed_from: Option<&'c Change>,
     ) -> anyhow::Result<(FileDiff<'c>, Vec<u8>)> {
         let mut diff = FileDiff {
             change,
@@ -81,26 +81,24 @@ impl WorkingCopy {
             removed_lines: 0,
             is_binary: false,
         };
-        let (from, to) = (renamed_from.unwrap_or(&change.path), &*change.path);
-        let (a, b) = (quoted("a", from), quoted("b", to));
+        let source = renamed_from.unwrap_or(change);
+        let (a, b) = (quoted("a", &source.path), quoted("b", &change.path));
         let mut patch = format!("diff --git {a} {b}\n");
-        match (&change.old, &change.new) {
+        match (&source.old, &change.new) {
             (Some(old), Some(new)) if old.executable != new.executable => {
                 patch += &format!("old mode {}\nnew mode {}\n", mode(old), mode(new));
             }
             (Some(old), None) => patch += &format!("deleted file mode {}\n", mode(old)),
-            (None, Some(new)) if renamed_from.is_none() => {
-                patch += &format!("new file mode {}\n", mode(new));
-            }
+            (None, Some(new)) => patch += &format!("new file mode {}\n", mode(new)),
             _ => {}
         }
         if let Some(from) = renamed_from {
-            let (from, to) = (quoted("", from), quoted("", to));
+            let (from, to) = (quoted("", &from.path), quoted("", &change.path));
             patch += &format!("similarity index 100%\nrename from {from}\nrename to {to}\n");
         }
         let mut patch = patch.into_bytes();
         let digest = |version: &Option<Version>| version.as_ref().map(|it| it.sha256.clone());
-        if renamed_from.is_some() || digest(&change.old) == digest(&change.new) {
+        if digest(&source.old) == digest(&change.new) {
             return Ok((diff, patch));
         }
         let read = |tree, version: &Option<Version>| match version {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
 
 use anyhow::Context as _;
 use cantle::core::escape::{for_decision, for_display};
@@ -12,6 +11,7 @@ use super::WorkingCopy;
 use super::apply::Conflicts;
 use super::changes::{Changes, Version};
 use super::diff::FileDiff;
+use crate::args::WorkdirArgs;
 use crate::ask::TerminalUser;
 use crate::display::Paint;
 use crate::text::plural;
@@ -22,15 +22,6 @@ const SHOWN_LINES: usize = 400;
 /// Files that the summary lists.
 const LISTED_FILES: usize = 100;
 
-/// The decision on the changes of a run that its flags make.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Review {
-    pub(crate) apply: bool,
-    pub(crate) reject: bool,
-    /// The file to which the diff is written.
-    pub(crate) diff: Option<PathBuf>,
-}
-
 /// A line per changed file, and one per change that can't be applied.
 pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -> String {
     let mut text = String::new();
@@ -38,7 +29,7 @@ pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -
         let change = file.change;
         let path = for_decision(&change.path);
         let line = match (&change.old, &change.new, file.renamed_from) {
-            (.., Some(from)) => format!("R {} → {path}", for_decision(from)),
+            (.., Some(from)) => format!("R {} → {path}", for_decision(&from.path)),
             (None, ..) => format!("A {path}"),
             (_, None, _) => format!("D {path}"),
             _ => format!("M {path}"),
@@ -49,8 +40,9 @@ pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -
             (_, 0, 0) => String::new(),
             (_, added, removed) => format!("+{added} −{removed}"),
         };
+        let source = file.renamed_from.unwrap_or(change);
         let is_executable = |version: &Option<Version>| version.as_ref().map(|it| it.executable);
-        let executable = match (is_executable(&change.old), is_executable(&change.new)) {
+        let executable = match (is_executable(&source.old), is_executable(&change.new)) {
             (Some(true), Some(false)) => "not executable",
             (Some(false), Some(true)) => "executable",
             _ => "",
@@ -159,71 +151,69 @@ pub(crate) struct Decision {
     pub(crate) is_complete: bool,
 }
 
-impl Review {
-    /// Writes the diff where it was asked for, and applies, rejects or keeps the changes: as given, or else as the user
-    /// decides. Of a run that has not finished, nothing is applied unasked.
-    ///
-    /// # Errors
-    /// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
-    pub(crate) async fn decide(
-        &self,
-        copy: &WorkingCopy,
-        changes: &mut Changes,
-        (user, has_finished): (Option<&TerminalUser>, bool),
-        how_later: &str,
-        paint: Paint,
-    ) -> anyhow::Result<Decision> {
-        let files = changes.clone();
-        let files = copy.diff(&files)?;
-        if let Some(path) = &self.diff {
-            let failed = || format!("failed to write {}", path.display());
-            let file = std::fs::File::create(path).with_context(failed)?;
-            write_patch(copy, &files, file).with_context(failed)?;
-        }
-        let origin = copy.origin.display().to_string();
-        let mut text = match changes.files.len() {
-            0 => format!("\nNo changes to {origin}\n"),
-            count => format!(
-                "\n{} to {}\n",
-                paint.bold(&plural(count as u64, "change", "changes")),
-                for_decision(&origin)
-            ),
-        };
-        text += &summary(changes, &files, paint);
-        let mut is_complete = true;
-        if changes.files.is_empty() || self.reject {
-            copy.reject(changes)?;
-            if self.reject && !changes.files.is_empty() {
-                text += "Rejected: nothing was written.\n";
-            }
-            return Ok(Decision { text, is_complete });
-        }
-        let mut answer = (self.apply && has_finished).then_some(Answer::Apply);
-        if let (None, None, Some(user)) = (answer, &self.diff, user) {
-            user.show(&format!("{text}\n"))?;
-            show(user, copy, &files, SHOWN_LINES, paint)?;
-            text.clear();
-            answer = Some(ask(user, copy, &files, paint).await);
-        }
-        match answer {
-            Some(Answer::Apply) => {
-                let applied = apply(copy, changes, user).await;
-                is_complete = applied.is_complete;
-                text += &applied.text;
-                if !is_complete {
-                    let _ = writeln!(text, "The changes are kept: {how_later}");
-                }
-            }
-            Some(Answer::Reject) => {
-                copy.reject(changes)?;
-                text += "Rejected: nothing was written.\n";
-            }
-            Some(Answer::Keep) | None => {
-                let _ = writeln!(text, "Nothing was written yet: {how_later}");
-            }
-        }
-        Ok(Decision { text, is_complete })
+/// Writes the diff where it was asked for, and applies, rejects or keeps the changes: as given, or else as the user
+/// decides. Of a run that has not finished, nothing is applied unasked.
+///
+/// # Errors
+/// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
+pub(super) async fn decide(
+    args: &WorkdirArgs,
+    copy: &WorkingCopy,
+    changes: &mut Changes,
+    (user, has_finished): (Option<&TerminalUser>, bool),
+    how_later: &str,
+    paint: Paint,
+) -> anyhow::Result<Decision> {
+    let files = changes.clone();
+    let files = copy.diff(&files)?;
+    if let Some(path) = &args.diff {
+        let failed = || format!("failed to write {}", path.display());
+        let file = std::fs::File::create(path).with_context(failed)?;
+        write_patch(copy, &files, file).with_context(failed)?;
     }
+    let origin = copy.origin.display().to_string();
+    let mut text = match changes.files.len() {
+        0 => format!("\nNo changes to {origin}\n"),
+        count => format!(
+            "\n{} to {}\n",
+            paint.bold(&plural(count as u64, "change", "changes")),
+            for_decision(&origin)
+        ),
+    };
+    text += &summary(changes, &files, paint);
+    let mut is_complete = true;
+    if changes.files.is_empty() || args.reject {
+        copy.reject(changes)?;
+        if args.reject && !changes.files.is_empty() {
+            text += "Rejected: nothing was written.\n";
+        }
+        return Ok(Decision { text, is_complete });
+    }
+    let mut answer = (args.apply && has_finished).then_some(Answer::Apply);
+    if let (None, None, Some(user)) = (answer, &args.diff, user) {
+        user.show(&format!("{text}\n"))?;
+        show(user, copy, &files, SHOWN_LINES, paint)?;
+        text.clear();
+        answer = Some(ask(user, copy, &files, paint).await);
+    }
+    match answer {
+        Some(Answer::Apply) => {
+            let applied = apply(copy, changes, user).await;
+            is_complete = applied.is_complete;
+            text += &applied.text;
+            if !is_complete {
+                let _ = writeln!(text, "The changes are kept: {how_later}");
+            }
+        }
+        Some(Answer::Reject) => {
+            copy.reject(changes)?;
+            text += "Rejected: nothing was written.\n";
+        }
+        Some(Answer::Keep) | None => {
+            let _ = writeln!(text, "Nothing was written yet: {how_later}");
+        }
+    }
+    Ok(Decision { text, is_complete })
 }
 
 #[derive(Clone, Copy, Debug)]

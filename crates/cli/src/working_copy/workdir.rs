@@ -1,14 +1,12 @@
 //! The directory of a run with `--workdir`, from the copy to the user's decision.
 
-use std::path::PathBuf;
-
 use anyhow::bail;
 use cantle::agent::{InputOptions, SessionOptions, UserDirectory};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::Sandbox;
 
 use super::changes::Changes;
-use super::review::{Decision, Review};
+use super::review::{Decision, decide};
 use super::{Lock, WorkingCopy};
 use crate::args::WorkdirArgs;
 use crate::ask::TerminalUser;
@@ -19,7 +17,7 @@ use crate::state_dir::StateDir;
 #[derive(Debug)]
 pub(crate) struct Workdir {
     pub(crate) copy: WorkingCopy,
-    review: Review,
+    args: WorkdirArgs,
     /// Which files are copied; `None` if they have been.
     options: Option<InputOptions>,
     lock: Option<Lock>,
@@ -56,7 +54,7 @@ impl Workdir {
             Some(UserDirectory::Copied(copy.origin.display().to_string()));
         Ok(Some(Self {
             copy,
-            review: Review::new(args),
+            args: args.clone(),
             options: Some(chosen),
             lock: None,
             is_kept: false,
@@ -85,7 +83,7 @@ impl Workdir {
         Ok(Some(Self {
             lock: Some(copy.lock()?),
             copy,
-            review: Review::new(args),
+            args: args.clone(),
             options: None,
             is_kept: true,
         }))
@@ -131,23 +129,22 @@ impl Workdir {
         &self,
         mut changes: Changes,
         run: RunId,
-        (user, has_finished): (Option<&TerminalUser>, bool),
+        user: (Option<&TerminalUser>, bool),
         paint: Paint,
     ) -> anyhow::Result<Decision> {
         let how_later = match self.is_kept {
             true => format!("cantle runs apply {run}"),
             false => "the run is not kept (--no-keep), and its changes are dropped".to_owned(),
         };
-        let decision = self
-            .review
-            .decide(
-                &self.copy,
-                &mut changes,
-                (user, has_finished),
-                &how_later,
-                paint,
-            )
-            .await;
+        let decision = decide(
+            &self.args,
+            &self.copy,
+            &mut changes,
+            user,
+            &how_later,
+            paint,
+        )
+        .await;
         if !self.is_kept {
             self.copy.remove()?;
         }
@@ -160,14 +157,4 @@ fn check_flags(args: &WorkdirArgs) -> anyhow::Result<()> {
         bail!("--apply, --diff and --reject need --workdir");
     }
     Ok(())
-}
-
-impl Review {
-    fn new(args: &WorkdirArgs) -> Self {
-        Self {
-            apply: args.apply,
-            reject: args.reject,
-            diff: args.diff.as_deref().map(PathBuf::from),
-        }
-    }
 }

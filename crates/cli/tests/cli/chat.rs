@@ -397,6 +397,37 @@ async fn summary_and_another_model_go_on_in_the_same_sandbox() {
 }
 
 #[tokio::test]
+async fn only_the_first_message_gets_the_fresh_sandbox() {
+    let script = Script::new()
+        .turn(command("echo one > notes"))
+        .turn(finish("First answer.", &[]))
+        .turn(command("cat notes; echo two > notes"))
+        .turn(finish("Second answer.", &[]))
+        .turn(command("cat notes"))
+        .turn(finish("Third answer.", &[]));
+    let (_server, env) = served(script).await;
+    let Some(mut chat) = Terminal::chat(&env, "'Take a note'") else {
+        return;
+    };
+    chat.shows("First answer.").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+
+    let args = "--continue last --fresh-sandbox 'Take another'";
+    let mut chat = Terminal::chat(&env, args).unwrap();
+    let shown = chat.shows("Second answer.").await;
+    assert!(!shown.contains("│ one"), "{shown:?}");
+    // Another model needs another session.
+    chat.enters("/model other").await;
+    chat.shows("From now on: other").await;
+    chat.enters("And now?").await;
+    let shown = chat.shows("Third answer.").await;
+    assert!(shown.contains("│ two"), "{shown:?}");
+    chat.enters("/quit").await;
+    chat.ended().await;
+}
+
+#[tokio::test]
 async fn changes_of_a_directory_are_applied_and_undone() {
     let script = Script::new()
         .turn(command("echo changed > file"))

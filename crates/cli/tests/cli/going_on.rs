@@ -1,7 +1,7 @@
 //! Further tasks for earlier runs: `cantle run --continue`.
 
-use cantle_testkit::openai::{Script, ScriptedServer};
-use serde_json::Value;
+use cantle_testkit::openai::{Script, ScriptedServer, Turn};
+use serde_json::{Value, json};
 
 use crate::support::TestEnv;
 use crate::{command, finish};
@@ -129,6 +129,10 @@ async fn unfinished_run_is_continued_in_its_sandbox_and_not_resumed_any_more() {
 
     let runs: Value =
         serde_json::from_str(&env.run(["runs", "list", "--json"]).await.stdout).unwrap();
+    assert_eq!(
+        (&runs[0]["resumable"], &runs[1]["resumable"]),
+        (&json!(true), &json!(false))
+    );
     let earlier = runs[1]["run"].as_str().unwrap();
     let resumed = env.run(["run", "--resume", earlier]).await;
     assert_eq!(resumed.code, Some(2), "{resumed:?}");
@@ -145,6 +149,27 @@ async fn unfinished_run_is_continued_in_its_sandbox_and_not_resumed_any_more() {
         .await;
     assert_eq!(resumed.code, Some(0), "{resumed:?}");
     assert_eq!(env.read("out/effects"), "one\ntwo\nthree\n");
+}
+
+#[tokio::test]
+async fn run_that_answered_in_text_and_has_its_sandbox_is_not_resumable() {
+    let script = Script::new().turn(Turn::text("It is 42.")).repeat_last();
+    let (_server, env) = served(script).await;
+    assert_eq!(env.run(["run", "Count"]).await.code, Some(0));
+    let resumed = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(resumed.code, Some(2), "{resumed:?}");
+
+    let json = async |args: &[&str]| -> Value {
+        serde_json::from_str(&env.run(args).await.stdout).unwrap()
+    };
+    let shown = json(&["runs", "show", "last", "--json"]).await;
+    assert_eq!(
+        (&shown["status"], &shown["resumable"]),
+        (&json!("answered_in_text"), &json!(false))
+    );
+    assert_eq!(json(&["runs", "list", "--json"]).await, json!([shown]));
+    let shown = env.run(["runs", "show", "last"]).await;
+    assert!(!shown.stdout.contains("--resume"), "{shown:?}");
 }
 
 #[tokio::test]

@@ -435,6 +435,42 @@ async fn a_client_starts_runs_only_if_that_is_allowed_and_within_their_limits() 
 }
 
 #[tokio::test]
+async fn runs_of_a_client_have_the_profile_and_the_variables_of_the_server() {
+    let script = Script::new()
+        .turn(command("ulimit -n; echo $COLOUR $SHAPE $SIZE"))
+        .turn(finish("It is done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .set("SIZE", "large");
+    env.write(
+        "cantle.toml",
+        "[profile.strict]\nlimit = ['open_files=77']\n",
+    );
+    env.write("variables", "SHAPE=round\n");
+    // A directory that is not trusted has no profiles.
+    let settings = ["--profile", "strict", "--trust-directory"];
+    let variables = [
+        "--env-file",
+        "variables",
+        "--env",
+        "COLOUR=dark red",
+        "--env",
+        "SIZE",
+    ];
+    let args = [&["--allow-agent"][..], &settings, &variables].concat();
+    let mut client = Client::start(&env, &args).await;
+    let done = client.call("run_agent", json!({"task": "Work"})).await;
+    assert_eq!(done, (true, vec!["It is done.".to_owned()]));
+    let messages = server.requests()[1].body()["messages"].to_string();
+    assert!(
+        messages.contains(r"<stdout>77\ndark red round large\n"),
+        "{messages}"
+    );
+    client.close().await;
+}
+
+#[tokio::test]
 async fn a_cancelled_run_of_a_client_leaves_nothing() {
     let env = TestEnv::new();
     let mark = Mark::new(&env);

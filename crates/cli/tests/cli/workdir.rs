@@ -168,6 +168,30 @@ async fn a_patch_is_one_of_git() {
 }
 
 #[tokio::test]
+async fn a_patch_renames_a_file_and_changes_its_mode() {
+    let changes = "mv old.txt moved.txt; chmod +x moved.txt; mv run.sh run; chmod -x run";
+    let (_server, env) = on_repository(changes).await;
+    let exited = work(&env, &["--diff", "changes.patch", "--reject"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    for line in [
+        "R old.txt → moved.txt  executable\n",
+        "R run.sh → run  not executable\n",
+    ] {
+        assert!(exited.stderr.contains(line), "{line:?}: {exited:?}");
+    }
+    let patch = env.read("changes.patch");
+    let renamed = "diff --git a/old.txt b/moved.txt\nold mode 100644\nnew mode 100755\nsimilarity index 100%\n\
+        rename from old.txt\nrename to moved.txt\n";
+    assert!(patch.contains(renamed), "{patch}");
+    let mut git = std::process::Command::new("git");
+    let git = git.args(["apply", "../changes.patch"]);
+    let git = git.current_dir(env.path("repo")).output().unwrap();
+    assert!(git.status.success(), "{git:?}\n{patch}");
+    let is_executable = |path| mode(&env, path) & 0o100 != 0;
+    assert!(is_executable("repo/moved.txt") && !is_executable("repo/run"));
+}
+
+#[tokio::test]
 async fn a_file_that_changed_meanwhile_stops_all_changes() {
     let (_server, env) = on_repository(CHANGES).await;
     work(&env, &[]).await;
@@ -459,6 +483,19 @@ async fn directories_and_flags_that_make_no_sense_are_refused() {
     }
     let none = env.run(["runs", "apply", "last"]).await;
     assert_eq!(none.code, Some(2), "{none:?}");
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_begin_leaves_no_copy() {
+    let (_server, env) = on_repository(CHANGES).await;
+    fs::create_dir_all(env.path("out/cantle-result.json")).unwrap();
+    let exited = work(&env, &["--output-dir", "out"]).await;
+    assert_eq!(exited.code, Some(2), "{exited:?}");
+    assert!(exited.stderr.contains("failed to move"), "{exited:?}");
+    let state = env.path(".local/state/cantle");
+    for kept in ["working-copies", "workspaces"] {
+        assert_eq!(env.list(state.join(kept)), [""; 0], "{kept}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! `run_agent`: an MCP client starts a run of Cantle's own agent, as `cantle run` does.
 
+use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::args::RunArgs;
 use crate::config::RunConfig;
-use crate::settings::layers::Layer;
+use crate::mcp::McpArgs;
 
 /// Time for a cancelled run to end by itself; less than `serve_stdio` grants calls.
 const GRACE: Duration = Duration::from_secs(10);
@@ -36,16 +37,19 @@ struct RunLine {
     run: RunArgs,
 }
 
-/// Returns the tool. `flags` are those of the sandbox, and `arguments` further ones of `cantle run`.
+/// Returns the tool. Its runs have the settings and variables of this command, and its further arguments.
 ///
 /// # Errors
-/// If they are not valid there, or no model is configured.
-pub(super) fn run_agent(flags: &Layer, arguments: &[String]) -> anyhow::Result<DynTool> {
-    let mut line = vec!["run".to_owned(), "--quiet".to_owned()];
-    line.extend(flags.iter().flat_map(|(name, value)| flag(name, value)));
-    line.extend(arguments.iter().cloned());
-    line.push("--".to_owned());
-    let parsed = RunLine::try_parse_from(line.iter().map(String::as_str).chain(["task"]));
+/// If `cantle run` does not accept them, or no model is configured.
+pub(super) fn run_agent(args: &McpArgs) -> anyhow::Result<DynTool> {
+    let mut line: Vec<OsString> = vec!["run".into(), "--quiet".into()];
+    let flags = args.sandbox.all_flags();
+    let flags = flags.iter().flat_map(|(name, value)| flag(name, value));
+    line.extend(flags.map(OsString::from));
+    line.extend(args.variables.arguments());
+    line.extend(args.agent_arguments.iter().map(OsString::from));
+    line.push("--".into());
+    let parsed = RunLine::try_parse_from(line.iter().cloned().chain(["task".into()]));
     let RunLine { run } = parsed.context("the arguments after `--` are for `cantle run`")?;
     RunConfig::resolve(&run.settings, run.replay.as_deref())
         .map_err(|failure| failure.error)
@@ -62,7 +66,7 @@ pub(super) fn run_agent(flags: &Layer, arguments: &[String]) -> anyhow::Result<D
     Ok(tool.with_timeout(None))
 }
 
-/// Returns the arguments that give a setting again.
+/// Returns the arguments that give a flag again.
 fn flag(name: &str, value: &Value) -> Vec<String> {
     let flag = format!("--{}", name.replace('_', "-"));
     let text = |value: &Value| {

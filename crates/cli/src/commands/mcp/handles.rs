@@ -58,39 +58,22 @@ impl Handles {
         cx: ToolContext,
     ) -> Result<ToolOutput, ToolError> {
         let given = arguments.as_object_mut().and_then(|it| it.remove(ARGUMENT));
-        let (tools, new) = match given.as_ref().and_then(Value::as_str) {
-            Some(handle) => (self.find(handle)?, None),
-            None => {
-                let (tools, handle) = ((self.create)(), new_handle()?);
-                self.sandboxes(|all| all.insert(handle.clone(), tools.clone()));
-                (tools, Some(handle))
-            }
-        };
-        let called = call(&tools, name, &arguments, cx).await;
-        let Some(handle) = new else {
-            return called;
-        };
-        match called {
-            Ok(mut output) => {
-                let note = format!(
-                    "(Sandbox `{handle}`: calls with this as `{ARGUMENT}` continue in it, others get a new one.)"
-                );
-                output.content = with_note(output.content, note);
-                Ok(output)
-            }
-            Err(error) => {
-                // The client does not learn of it.
-                self.sandboxes(|all| all.remove(&handle));
-                Err(error)
-            }
+        if let Some(handle) = given.as_ref().and_then(Value::as_str) {
+            return call(&self.find(handle)?, name, &arguments, cx).await;
         }
+        let (tools, handle) = ((self.create)(), new_handle()?);
+        // The client does not learn of the sandbox of a call that fails.
+        let mut output = call(&tools, name, &arguments, cx).await?;
+        let note = format!(
+            "(Sandbox `{handle}`: calls with this as `{ARGUMENT}` continue in it, others get a new one.)"
+        );
+        output.content = with_note(output.content, note);
+        self.sandboxes(|all| all.insert(handle, tools));
+        Ok(output)
     }
 
     fn find(&self, handle: &str) -> Result<SandboxTools, ToolError> {
-        let found = self.sandboxes(|all| {
-            all.retain(|_, tools| !tools.is_expired());
-            all.get(handle).cloned()
-        });
+        let found = self.sandboxes(|all| all.get(handle).cloned());
         found.ok_or_else(|| {
             ToolError::failed(format!(
                 "Argument `{ARGUMENT}`: you have no such sandbox. One that is not used for some time is closed, with its \
@@ -99,11 +82,12 @@ impl Handles {
         })
     }
 
+    /// Acts on the sandboxes. Expired ones are removed first, because the client may never name them.
     fn sandboxes<R>(&self, act: impl FnOnce(&mut HashMap<String, SandboxTools>) -> R) -> R {
-        act(&mut self
-            .sandboxes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner))
+        let sandboxes = self.sandboxes.lock();
+        let mut sandboxes = sandboxes.unwrap_or_else(PoisonError::into_inner);
+        sandboxes.retain(|_, tools| !tools.is_expired());
+        act(&mut sandboxes)
     }
 }
 
@@ -133,4 +117,49 @@ fn with_note(content: Content, note: String) -> Content {
     };
     parts.push(Part::Text(note));
     Content::Parts(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cantle::backends::local::LocalBackend;
+    use cantle::core::ids::RunId;
+    use cantle::core::policy::Policy;
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn expired_sandboxes_are_removed_when_a_call_opens_another_one() {
+        let create = || {
+            let (backend, idle) = (Arc::new(LocalBackend::new()), Duration::from_millis(1));
+            SandboxTools::new(backend, Policy::workspace(), None, Some(idle))
+        };
+        let handles = Handles {
+            create: Box::new(create),
+            sandboxes: Mutex::default(),
+        };
+        let call = async || {
+            let cx = ToolContext::new(RunId::new(), "call-1");
+            handles.call("list_files", json!({}), cx).await.unwrap();
+        };
+        call().await;
+        let first = handles.sandboxes.lock().unwrap().values().next().cloned();
+        let first = first.unwrap();
+        let expired = async {
+            while !first.is_expired() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(DEADLINE, expired).await.unwrap();
+        call().await;
+        let left: Vec<_> = handles.sandboxes.lock().unwrap().drain().collect();
+        assert_eq!(left.len(), 1);
+        for (_, tools) in left {
+            tools.close().await.unwrap();
+        }
+    }
 }
