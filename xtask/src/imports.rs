@@ -12,35 +12,14 @@ use syn::{Item, ItemFn, ItemUse, UseTree};
 
 use crate::source::{self, Crate, Module};
 
-/// Crates that still have cycles. To be emptied: a crate listed without need fails the check.
-const UNFINISHED: &[&str] = &[];
-
 /// Re-exports followed for one name; more would be a loop.
 const MAX_REEXPORTS: usize = 16;
 
 pub fn check() -> Result<()> {
     let mut wrong = Vec::new();
     for source in Crate::read_all()? {
-        let cycles = cycles(&source);
-        let is_listed = UNFINISHED.contains(&source.name.as_str());
-        match (cycles.is_empty(), is_listed) {
-            (true, true) => wrong.push(format!(
-                "{} has no cycles, but is listed in {}",
-                source.name,
-                file!()
-            )),
-            (false, true) => eprintln!(
-                "{}: {} import cycles, accepted for now",
-                source.name,
-                cycles.len()
-            ),
-            (_, false) => {
-                let described = cycles
-                    .iter()
-                    .map(|cycle| format!("{}: {cycle}", source.name));
-                wrong.extend(described);
-            }
-        }
+        let cycles = cycles(&source).into_iter();
+        wrong.extend(cycles.map(|cycle| format!("{}: {cycle}", source.name)));
     }
     if !wrong.is_empty() {
         bail!(

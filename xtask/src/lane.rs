@@ -4,7 +4,7 @@
 pub const VARIABLE: &str = "CANTLE_TEST_LANE";
 
 /// How much is tested.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub enum Lane {
     /// Every behaviour once.
     Quick,

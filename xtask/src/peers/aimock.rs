@@ -52,10 +52,10 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
         ready: "/health",
     };
     let (server, address) = Server::start(workshop, "aimock", &mut command, &signs)?;
-    let ready = Ready {
-        server: Some(server),
-        ..Ready::with([("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))])
-    };
+    let ready = Ready::served(
+        server,
+        [("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))],
+    );
     Ok((ready, address))
 }
 

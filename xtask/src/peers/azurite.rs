@@ -2,14 +2,11 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::python::source;
 use super::server::Server;
-use super::workshop::npm_install;
 use super::{Ready, Workshop};
-use crate::lane::Lane;
-use crate::shell;
 
 const PACKAGE: &str = "azurite@3.37.0";
 /// The container of the tests.
@@ -18,17 +15,9 @@ const CONTAINER: &str = "cantle";
 const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Installs and starts it in the full lane, and creates a container.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    if lane == Lane::Quick {
-        return Ok(Ready::default());
-    }
-    if shell::probe("npm", &["--version"]).is_none() {
-        bail!("there is no npm");
-    }
-    let directory = workshop.cached("azurite", PACKAGE, |directory| {
-        workshop.step("azurite", npm_install(directory).arg(PACKAGE))
-    })?;
+/// Installs and starts it, and creates a container.
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+    let directory = workshop.npm("azurite", &[PACKAGE])?;
     let mut command = Command::new("node");
     command
         .arg(directory.join("node_modules/azurite/dist/src/blob/main.js"))
@@ -43,14 +32,14 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     workshop
         .step("azurite-container", &create)
         .context("the container can't be created")?;
-    Ok(Ready {
-        server: Some(server),
-        ..Ready::with([
+    Ok(Ready::served(
+        server,
+        [
             (
                 "CANTLE_TEST_AZURE_URL",
                 format!("{address}/devstoreaccount1"),
             ),
             ("CANTLE_TEST_AZURE_KEY", KEY.to_owned()),
-        ])
-    })
+        ],
+    ))
 }

@@ -76,11 +76,7 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     if lane == Lane::Full && has_checkout {
         let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("python-suite".to_owned(), environment.file("venv")));
-        let recipe = JAVASCRIPT_SUITE.join(" ");
-        let directory = workshop.cached("e2b-js-suite", &recipe, |directory| {
-            let mut install = npm_install(directory);
-            workshop.step("e2b-js-suite", install.args(JAVASCRIPT_SUITE))
-        })?;
+        let directory = workshop.npm("e2b-js-suite", &JAVASCRIPT_SUITE)?;
         environments.push(("js-suite".to_owned(), directory));
     }
     let directory = workshop.cached("e2b", &JAVASCRIPT.join(" "), |directory| {

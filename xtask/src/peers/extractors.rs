@@ -5,7 +5,6 @@ use anyhow::{Result, bail};
 use super::python::{Python, source};
 use super::workshop::npm_install;
 use super::{Ready, Workshop, system};
-use crate::lane::Lane;
 use crate::shell;
 
 /// Packages with pages under the GPL, version 2 or later (of Git: 2 only), and in the public domain (SQLite's).
@@ -20,10 +19,7 @@ const SCRIPT: &str = include_str!("../../peers/readability_pages.js");
 const READABILITY: [&str; 2] = ["@mozilla/readability@0.6.0", "linkedom@0.18.15"];
 
 /// Prepares them for the full lane.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    if lane == Lane::Quick {
-        return Ok(Ready::default());
-    }
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     if shell::probe("npm", &["--version"]).is_none() {
         bail!("there is no npm");
     }

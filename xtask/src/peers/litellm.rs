@@ -57,10 +57,7 @@ impl Proxy {
             ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),
             ("CANTLE_TEST_SCRIPTED_PORT", scripted.to_string()),
         ];
-        Ok(Ready {
-            server: Some(server),
-            ..Ready::with(variables)
-        })
+        Ok(Ready::served(server, variables))
     }
 }
 

@@ -34,8 +34,5 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ("CANTLE_TEST_LLAMA_URL", format!("{address}/v1")),
         ("CANTLE_TEST_LLAMA_KEY", KEY.to_owned()),
     ];
-    Ok(Ready {
-        server: Some(server),
-        ..Ready::with(variables)
-    })
+    Ok(Ready::served(server, variables))
 }

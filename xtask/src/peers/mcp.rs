@@ -1,11 +1,10 @@
 //! The MCP project's test server, server-everything, and its conformance suite; in the full lane also its clients, the
 //! inspector and the Python SDK, and Playwright's server.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::aimock::{NODE, node_version};
 use super::python::Python;
-use super::workshop::npm_install;
 use super::{Ready, Workshop};
 use crate::lane::Lane;
 use crate::shell;
@@ -32,16 +31,10 @@ const MINIMUM: (u32, u32) = (22, 0);
 /// Installs them. Tests start them.
 pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
-    if shell::probe("npm", &["--version"]).is_none() {
-        bail!("there is no npm");
-    }
     let is_old = node_version(&answer).is_none_or(|version| version < MINIMUM);
     let mut packages = vec![EVERYTHING, CONFORMANCE];
     packages.extend(is_old.then_some(NODE));
-    let directory = workshop.cached("mcp", &packages.join(" "), |directory| {
-        let mut npm = npm_install(directory);
-        workshop.step("mcp", npm.args(&packages))
-    })?;
+    let directory = workshop.npm("mcp", &packages)?;
     let modules = directory.join("node_modules");
     let node = match is_old {
         true => modules.join("node/bin/node").display().to_string(),
@@ -58,9 +51,7 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     ]);
     if lane == Lane::Full {
         for (package, program, variable) in FULL {
-            let installed = workshop.cached(program, package, |directory| {
-                workshop.step(program, npm_install(directory).arg(package))
-            })?;
+            let installed = workshop.npm(program, &[package])?;
             let program = installed.join("node_modules/.bin").join(program);
             let program = program.display().to_string();
             ready.variables.push((variable, program));

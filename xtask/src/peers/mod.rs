@@ -14,18 +14,15 @@ mod extractors;
 mod index;
 mod litellm;
 mod llama;
-mod matplotlib;
 mod mcp;
 mod mdbook;
 mod moto;
 mod phoenix;
 mod postgres;
 mod python;
-mod readers;
 mod s3s;
 mod server;
 mod static_program;
-mod stirrup;
 mod system;
 mod workshop;
 
@@ -41,29 +38,82 @@ pub use workshop::Workshop;
 
 use crate::lane::Lane;
 
-/// All peers.
-const NAMES: [&str; 20] = [
-    "aimock",
-    "litellm",
-    "llama",
-    "stirrup",
-    "busybox",
-    "docker",
-    "static",
-    "e2b",
-    "matplotlib",
-    "moto",
-    "s3s",
-    "azurite",
-    "postgres",
-    "mcp",
-    "index",
-    "chromium",
-    "readers",
-    "extractors",
-    "mdbook",
-    "phoenix",
+type BringUp = fn(&Workshop, Lane) -> Result<Ready>;
+
+/// The peers that need no other one, and the first lane that has them.
+const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
+    ("llama", Lane::Quick, |workshop, _| {
+        llama::bring_up(workshop)
+    }),
+    // For histories that it wrote and histories that it must read (`xtask/peers/stirrup_history.py`). The second package
+    // is a part that lxml has given up and a dependency of Stirrup still imports.
+    ("stirrup", Lane::Quick, |workshop, _| {
+        let packages = ["stirrup", "lxml_html_clean"];
+        let pins = include_str!("../../peers/stirrup.txt");
+        let variable = "CANTLE_TEST_STIRRUP_PYTHON";
+        python::peer(workshop, ("stirrup", (3, 12)), &packages, pins, variable)
+    }),
+    // Cargo compiles all crates once more for it.
+    ("static", Lane::Full, |workshop, _| {
+        static_program::bring_up(workshop)
+    }),
+    ("e2b", Lane::Quick, e2b::bring_up),
+    // Its figures are results of a Python kernel.
+    ("matplotlib", Lane::Quick, |workshop, _| {
+        let pins = include_str!("../../peers/matplotlib.txt");
+        let variable = "CANTLE_TEST_MATPLOTLIB";
+        python::peer(
+            workshop,
+            ("matplotlib", (3, 11)),
+            &["matplotlib"],
+            pins,
+            variable,
+        )
+    }),
+    ("moto", Lane::Quick, |workshop, _| moto::bring_up(workshop)),
+    ("s3s", Lane::Full, |workshop, _| s3s::bring_up(workshop)),
+    ("azurite", Lane::Full, |workshop, _| {
+        azurite::bring_up(workshop)
+    }),
+    ("postgres", Lane::Quick, |workshop, _| {
+        postgres::bring_up(workshop)
+    }),
+    ("mcp", Lane::Quick, mcp::bring_up),
+    ("index", Lane::Quick, |workshop, _| {
+        index::bring_up(workshop)
+    }),
+    ("chromium", Lane::Quick, |_, _| chromium::bring_up()),
+    // The readers of exported runs: those of ATIF and of Inspect.
+    ("readers", Lane::Full, |workshop, _| {
+        let pins = include_str!("../../peers/readers.txt");
+        let variable = "CANTLE_TEST_READERS_PYTHON";
+        python::peer(
+            workshop,
+            ("readers", (3, 11)),
+            &["atif", "inspect_ai"],
+            pins,
+            variable,
+        )
+    }),
+    ("extractors", Lane::Full, |workshop, _| {
+        extractors::bring_up(workshop)
+    }),
+    ("mdbook", Lane::Full, |workshop, _| {
+        mdbook::bring_up(workshop)
+    }),
+    ("phoenix", Lane::Full, |workshop, _| {
+        phoenix::bring_up(workshop)
+    }),
 ];
+
+/// The peers of which one needs another.
+const DEPENDENT: [&str; 4] = ["aimock", "litellm", "busybox", "docker"];
+
+fn names() -> impl Iterator<Item = &'static str> {
+    DEPENDENT
+        .into_iter()
+        .chain(INDEPENDENT.map(|(name, ..)| name))
+}
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
 pub struct Required(BTreeSet<String>);
@@ -78,11 +128,11 @@ impl Required {
         for name in list.split(',').map(str::trim) {
             match name {
                 "" => {}
-                "all" => names.extend(NAMES.map(str::to_owned)),
-                _ if NAMES.contains(&name) => drop(names.insert(name.to_owned())),
+                "all" => names.extend(self::names().map(str::to_owned)),
+                _ if self::names().any(|peer| peer == name) => drop(names.insert(name.to_owned())),
                 _ => bail!(
                     "CANTLE_REQUIRE names {name:?}, which is no peer; there are {} and `all`",
-                    NAMES.join(", ")
+                    self::names().collect::<Vec<_>>().join(", ")
                 ),
             }
         }
@@ -109,6 +159,13 @@ impl Ready {
         Self {
             variables: variables.into(),
             ..Self::default()
+        }
+    }
+
+    fn served<const N: usize>(server: Server, variables: [(&'static str, String); N]) -> Self {
+        Self {
+            server: Some(server),
+            ..Self::with(variables)
         }
     }
 
@@ -168,26 +225,17 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
     system::install_missing();
     let outcomes = thread::scope(|scope| -> Result<_> {
         let aimock = start(scope, "aimock", || aimock::bring_up(workshop));
-        let llama = start(scope, "llama", || llama::bring_up(workshop));
-        let stirrup = start(scope, "stirrup", || stirrup::bring_up(workshop));
         let containers = start(scope, "docker", || {
             // In this order: the engine's images are made of BusyBox.
             let busybox = busybox::bring_up(workshop);
             Ok((busybox, docker::bring_up(workshop)))
         });
-        let program = start(scope, "static", || static_program::bring_up(workshop, lane));
-        let e2b = start(scope, "e2b", || e2b::bring_up(workshop, lane));
-        let matplotlib = start(scope, "matplotlib", || matplotlib::bring_up(workshop));
-        let moto = start(scope, "moto", || moto::bring_up(workshop));
-        let s3s = start(scope, "s3s", || s3s::bring_up(workshop, lane));
-        let azurite = start(scope, "azurite", || azurite::bring_up(workshop, lane));
-        let postgres = start(scope, "postgres", || postgres::bring_up(workshop));
-        let mcp = start(scope, "mcp", || mcp::bring_up(workshop, lane));
-        let index = start(scope, "index", || index::bring_up(workshop));
-        let readers = start(scope, "readers", || readers::bring_up(workshop, lane));
-        let extractors = start(scope, "extractors", || extractors::bring_up(workshop, lane));
-        let mdbook = start(scope, "mdbook", || mdbook::bring_up(workshop, lane));
-        let phoenix = start(scope, "phoenix", || phoenix::bring_up(workshop, lane));
+        let wanted = INDEPENDENT
+            .into_iter()
+            .filter(|(_, first, _)| *first <= lane);
+        let others: Vec<_> = wanted
+            .map(|(name, _, bring_up)| (name, start(scope, name, move || bring_up(workshop, lane))))
+            .collect();
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -196,32 +244,18 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             Err(_) => Err(anyhow!("it needs aimock")),
         };
         let (busybox, docker) = join(containers)?;
-        Ok([
-            aimock.map(|(ready, _)| ready),
-            litellm,
-            join(llama),
-            join(stirrup),
-            busybox,
-            docker,
-            join(program),
-            join(e2b),
-            join(matplotlib),
-            join(moto),
-            join(s3s),
-            join(azurite),
-            join(postgres),
-            join(mcp),
-            join(index),
-            chromium::bring_up(),
-            join(readers),
-            join(extractors),
-            join(mdbook),
-            join(phoenix),
-        ])
+        let mut outcomes = vec![
+            ("aimock", aimock.map(|(ready, _)| ready)),
+            ("litellm", litellm),
+            ("busybox", busybox),
+            ("docker", docker),
+        ];
+        outcomes.extend(others.into_iter().map(|(name, other)| (name, join(other))));
+        Ok(outcomes)
     })?;
 
     let mut peers = Peers::default();
-    for (name, outcome) in NAMES.into_iter().zip(outcomes) {
+    for (name, outcome) in outcomes {
         peers.add(name, outcome, required)?;
     }
     Ok(peers)

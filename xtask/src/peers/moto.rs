@@ -31,8 +31,5 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let mut create = Command::new("curl");
     create.args(["--silent", "--fail", "--noproxy", "*", "-X", "PUT"]);
     shell::output(create.arg(format!("{address}/{BUCKET}")))?;
-    Ok(Ready {
-        server: Some(server),
-        ..Ready::with([("CANTLE_TEST_S3_URL", address)])
-    })
+    Ok(Ready::served(server, [("CANTLE_TEST_S3_URL", address)]))
 }

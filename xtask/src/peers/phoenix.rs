@@ -7,15 +7,11 @@ use anyhow::Result;
 use super::python::Python;
 use super::server::{ReadySigns, Server};
 use super::{Ready, Workshop};
-use crate::lane::Lane;
 
 const PINS: &str = include_str!("../../peers/phoenix.txt");
 
 /// Installs and starts it, in the full lane.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    if lane != Lane::Full {
-        return Ok(Ready::default());
-    }
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let python = Python::find((3, 11))?;
     let environment = python.environment(workshop, "phoenix", &["arize-phoenix"], PINS)?;
     let state = tempfile::tempdir()?;
@@ -34,9 +30,6 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
         ready: "/healthz",
     };
     let (server, address) = Server::start(workshop, "phoenix", &mut command, &signs)?;
-    let ready = Ready {
-        server: Some(server),
-        ..Ready::with([("CANTLE_TEST_PHOENIX_URL", address)])
-    };
+    let ready = Ready::served(server, [("CANTLE_TEST_PHOENIX_URL", address)]);
     Ok(ready.with_leftovers(state))
 }

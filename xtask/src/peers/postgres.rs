@@ -51,11 +51,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         text.contains("ready to accept connections")
     })?;
     let address = format!("host={} user={USER} dbname={USER}", place.path().display());
-    Ok(Ready {
-        server: Some(server),
-        ..Ready::with([("CANTLE_TEST_POSTGRES", address)])
-    }
-    .with_leftovers(place))
+    Ok(Ready::served(server, [("CANTLE_TEST_POSTGRES", address)]).with_leftovers(place))
 }
 
 fn programs() -> Option<PathBuf> {

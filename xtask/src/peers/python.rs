@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Error, Result};
 
-use super::Workshop;
+use super::{Ready, Workshop};
 use crate::shell;
 
 /// A Python with what it takes to make environments.
@@ -89,6 +89,19 @@ impl Python {
         })?;
         Ok(Environment { directory })
     }
+}
+
+/// Prepares an environment whose Python a variable names.
+pub fn peer(
+    workshop: &Workshop,
+    (name, minimum): (&str, (u32, u32)),
+    packages: &[&str],
+    pins: &str,
+    variable: &'static str,
+) -> Result<Ready> {
+    let environment = Python::find(minimum)?.environment(workshop, name, packages, pins)?;
+    let python = environment.program("python").display().to_string();
+    Ok(Ready::with([(variable, python)]))
 }
 
 /// Returns the program uv.

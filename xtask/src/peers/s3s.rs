@@ -8,7 +8,6 @@ use anyhow::Result;
 
 use super::server::Server;
 use super::{Ready, Workshop};
-use crate::lane::Lane;
 
 /// The newest version that the Rust compiler of the workspace builds.
 const VERSION: &str = "0.14.1";
@@ -18,10 +17,7 @@ const KEY: &str = "cantle";
 const SECRET: &str = "cantle-secret";
 
 /// Builds and starts it in the full lane, with a bucket.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    if lane == Lane::Quick {
-        return Ok(Ready::default());
-    }
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let directory = workshop.cargo_install("s3s", "s3s-fs", VERSION, &["--features", "binary"])?;
     let objects = tempfile::tempdir()?;
     fs::create_dir(objects.path().join(BUCKET))?;
@@ -35,9 +31,9 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     let server = Server::start_when(workshop, "s3s", &command, || {
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     })?;
-    Ok(Ready {
-        server: Some(server),
-        ..Ready::with([("CANTLE_TEST_S3S_URL", format!("http://127.0.0.1:{port}"))])
-    }
+    Ok(Ready::served(
+        server,
+        [("CANTLE_TEST_S3S_URL", format!("http://127.0.0.1:{port}"))],
+    )
     .with_leftovers(objects))
 }

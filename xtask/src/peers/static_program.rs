@@ -4,13 +4,8 @@ use anyhow::Result;
 
 use super::{Ready, Workshop};
 use crate::dist::{self, Profile};
-use crate::lane::Lane;
 
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    // Cargo compiles all crates once more for it.
-    if lane == Lane::Quick {
-        return Ok(Ready::default());
-    }
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     workshop.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
     let program = dist::program(Profile::Dev)?.display().to_string();
     Ok(Ready::with([("CANTLE_TEST_STATIC_BIN", program)]))

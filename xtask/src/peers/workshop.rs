@@ -107,6 +107,16 @@ impl Workshop {
         })
     }
 
+    /// A directory with npm packages.
+    pub fn npm(&self, peer: &str, packages: &[&str]) -> Result<PathBuf> {
+        if shell::probe("npm", &["--version"]).is_none() {
+            bail!("there is no npm");
+        }
+        self.cached(peer, &packages.join(" "), |directory| {
+            self.step(peer, npm_install(directory).args(packages))
+        })
+    }
+
     pub fn log(&self, peer: &str) -> PathBuf {
         self.directory.join("logs").join(format!("{peer}.log"))
     }
