@@ -153,9 +153,14 @@ pub(super) async fn use_sandboxes<S: Sandboxes>(
     }
 }
 
-/// Removes the files of hostile commands, as soon as a command can start processes.
+/// Ends what hostile commands have left, which a server keeps, and removes their files, as soon as a command can start
+/// processes.
 async fn clean_up<S: Sandboxes>(sandboxes: &S, one: &S::One) {
-    while sandboxes.run(one, "rm -rf big f*").await.is_err() {
+    while sandboxes
+        .run(one, "kill -9 -1; rm -rf big f*; (true)")
+        .await
+        .is_err()
+    {
         sleep(Duration::from_millis(200)).await;
     }
 }
