@@ -152,7 +152,7 @@ async fn unsupported_requests_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn interrupted_read_of_a_range_is_an_error() {
+async fn range_is_read_to_its_end_or_that_of_the_file() {
     const LARGE: u64 = 64 << 20;
     let Some(engine) = TestEngine::from_env() else {
         return;
@@ -165,18 +165,7 @@ async fn interrupted_read_of_a_range_is_an_error() {
         let line =
             "dd if=/dev/zero of=large bs=1048576 count=64 2>/dev/null; printf 0123456789 > small";
         stdout(&*sandbox, line).await;
-        for (offset, program) in [(0, "head"), (1, "tail")] {
-            let range = ByteRange::new(offset, LARGE - 1);
-            let mut read = sandbox.read(&path("large"), range).await.unwrap();
-            read.next().await.unwrap().unwrap();
-            let line = format!(
-                "for p in /proc/[0-9]*; do read -r name < $p/comm; \
-                 [ \"$name\" = {program} ] && grep -q large $p/cmdline && kill -KILL ${{p#/proc/}}; done; true"
-            );
-            stdout(&*sandbox, &line).await;
-            let last = read.collect::<Vec<_>>().await.pop().unwrap();
-            assert_eq!(last.unwrap_err().kind(), SandboxErrorKind::Io, "{program}");
-
+        for offset in [0, 1] {
             // A range within the file ends before `tail` does.
             let range = ByteRange::new(offset, LARGE / 2);
             let read = sandbox.read(&path("large"), range).await.unwrap();
