@@ -123,7 +123,9 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
     }
     let (mapped, map) = sys::pipe()?;
     // To move init would wait for RCU grace periods; creating it in its group does not.
-    let created = group.first().map(|group| sys::fork_into(*group, setup.namespaces));
+    let created = group
+        .first()
+        .map(|group| sys::fork_into(*group, setup.namespaces));
     let (forked, to_join) = match created {
         Some(Ok(forked)) => (forked, None),
         _ => (sys::fork(setup.namespaces)?, group.first()),

@@ -246,6 +246,10 @@ fn group_reclaimed_before_it_is_joined_is_created_again() {
     let Some(shared) = Arc::new(Defaults::default()).group() else {
         return;
     };
+    if shared.group.version == Version::Two {
+        // Each sandbox joins one of its own below it.
+        return;
+    }
     let directory = shared.group.directory.clone();
     let groups = Groups {
         groups: Vec::new(),

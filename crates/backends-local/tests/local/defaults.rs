@@ -25,6 +25,11 @@ fn by_default(info: &SandboxInfo) -> Vec<(PolicyField, EnforcedBy)> {
 
 /// Returns the control group for all sandboxes of the backend.
 async fn shared_group(sandbox: &dyn Sandbox) -> Option<PathBuf> {
+    // With version 2, the sandbox's own group is below it.
+    let own = groups_of(&sandbox.info().id).into_iter().next();
+    if let Some(own) = own {
+        return Some(own.parent().unwrap().to_owned());
+    }
     let groups = stdout(sandbox, "cat /proc/self/cgroup").await;
     let mut parts = groups.split(['/', '\n']);
     let name = parts.find(|part| part.starts_with("cantle-") && part.ends_with("-shared"))?;
