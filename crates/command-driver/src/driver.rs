@@ -199,7 +199,7 @@ impl<T: Transport> CommandTask<T> {
         drop(feed);
         let has_background = !end.background.is_empty();
         let transport = Arc::clone(&life.transport);
-        // Background processes of a command that is dropped from here on would have no one who enforces limits.
+        // If the caller drops the command from here on, nothing would enforce limits on its background processes.
         let abandoned = has_background.then(|| KillGuard::new(move || transport.kill()));
         phase.send_replace(Phase::Ended);
         let spill_deadline = now() + SPILL_DEADLINE;

@@ -15,7 +15,8 @@ pub(crate) trait Resolver: fmt::Debug + Send + Sync {
     async fn resolve(&self, host: &HostName) -> io::Result<Vec<IpAddr>>;
 }
 
-/// Lookups at once, of all proxies: each occupies a thread of those that files are read and sandboxes opened on.
+/// Permits for the lookups of all proxies: each lookup blocks a thread of the runtime's blocking pool, which file access
+/// and the opening of sandboxes need, too.
 static LOOKUPS: Semaphore = Semaphore::const_new(32);
 
 /// The system's resolver (`getaddrinfo`): `/etc/hosts`, DNS and other configured sources.

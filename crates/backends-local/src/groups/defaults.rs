@@ -63,7 +63,7 @@ impl Defaults {
             Some((hierarchy, group))
         });
         let (hierarchy, group) = group.clone()?;
-        // One that is half created is not visible to others, nor one that is removed again.
+        // Another thread must not take a group without its limits, or one that is removed because they were refused.
         let _creating = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
         match group.create() {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return None,

@@ -330,7 +330,7 @@ fn init_is_created_in_its_group_or_moved_there() {
         groups.remove();
         assert!(!groups.groups[0].directory.exists());
 
-        // Neither way leads into what is no control group.
+        // A directory that is no control group: init can neither be created in it nor moved there.
         let elsewhere = tempfile::tempdir().unwrap();
         elsewhere.path().clone_into(&mut groups.groups[0].directory);
         let (_supervisor, outcome) = groups.join(start).unwrap();
