@@ -7,10 +7,10 @@ use std::io;
 use cantle_core::event::{Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::Message;
-use cantle_core::sandbox::{SandboxHandle, SandboxInfo, SavedOutputs};
+use cantle_core::sandbox::{RefusedFile, SandboxHandle, SandboxInfo, SavedOutputs};
 use cantle_core::tool::ToolSpec;
 use indexmap::IndexMap;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use super::identity::Identity;
@@ -54,7 +54,8 @@ pub(crate) struct End {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeliveredFiles {
     pub(crate) saved: Vec<DeliveredFile>,
-    pub(crate) refused: Vec<RefusedOutput>,
+    #[serde(deserialize_with = "refused_files")]
+    pub(crate) refused: Vec<RefusedFile>,
 }
 
 impl DeliveredFiles {
@@ -70,13 +71,9 @@ impl From<&SavedOutputs> for DeliveredFiles {
             path: file.path.display().to_string(),
             size_bytes: file.size_bytes,
         });
-        let refused = outputs.refused.iter().map(|file| RefusedOutput {
-            source: file.source.clone(),
-            reason: file.reason.clone(),
-        });
         Self {
             saved: saved.collect(),
-            refused: refused.collect(),
+            refused: outputs.refused.clone(),
         }
     }
 }
@@ -122,39 +119,24 @@ impl From<DeliveredFileRecord> for DeliveredFile {
     }
 }
 
-/// A file that was not saved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "RefusedOutputRecord")]
-pub(crate) struct RefusedOutput {
-    /// The path that the model named.
-    pub(crate) source: String,
-    pub(crate) reason: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RefusedOutputRecord {
-    /// The form of version 0.1.0: `SOURCE: REASON`.
-    Text(String),
-    File {
-        source: String,
-        reason: String,
-    },
-}
-
-impl From<RefusedOutputRecord> for RefusedOutput {
-    fn from(record: RefusedOutputRecord) -> Self {
-        match record {
-            RefusedOutputRecord::Text(text) => {
-                let (source, reason) = text.split_once(": ").unwrap_or((&text, ""));
-                Self {
-                    source: source.to_owned(),
-                    reason: reason.to_owned(),
-                }
-            }
-            RefusedOutputRecord::File { source, reason } => Self { source, reason },
-        }
+/// Reads refused files. Earlier versions wrote each as `SOURCE: REASON`.
+fn refused_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RefusedFile>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Record {
+        Text(String),
+        File(RefusedFile),
     }
+
+    let records = Vec::<Record>::deserialize(deserializer)?.into_iter();
+    let files = records.map(|record| match record {
+        Record::Text(text) => {
+            let (source, reason) = text.split_once(": ").unwrap_or((&text, ""));
+            RefusedFile::new(source, reason)
+        }
+        Record::File(file) => file,
+    });
+    Ok(files.collect())
 }
 
 /// The state in which a run began.
@@ -287,10 +269,7 @@ mod tests {
 
     #[test]
     fn refused_files_are_read_in_both_forms() {
-        let refused = |source: &str| RefusedOutput {
-            source: source.to_owned(),
-            reason: "it is gone".to_owned(),
-        };
+        let refused = |source: &str| RefusedFile::new(source, "it is gone");
         let record = json!({"source": "b: c.txt", "reason": "it is gone"});
         let files = json!({"saved": [], "refused": ["a.txt: it is gone", record]});
         let files: DeliveredFiles = serde_json::from_value(files).unwrap();

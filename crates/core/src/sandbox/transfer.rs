@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::{SandboxError, SandboxErrorKind, SandboxPath};
 
 /// The result of an upload.
@@ -101,7 +103,7 @@ impl OutputOptions {
 }
 
 /// A file that was not copied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RefusedFile {
     /// Its path where it was to be copied from.
