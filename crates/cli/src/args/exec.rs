@@ -20,7 +20,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, short)]
     pub(crate) tty: bool,
 
-    /// Forward TCP connections from a port of this machine to the same port of the sandbox [default ADDR: 127.0.0.1]
+    /// Forward TCP connections from a port of this machine to the same port of the sandbox; can be repeated [default ADDR: 127.0.0.1]
     #[arg(long, value_name = "[ADDR:]PORT")]
     pub(crate) publish: Vec<PublishArg>,
 

@@ -17,15 +17,15 @@ Providers:
   local         http://127.0.0.1:8080/v1       none
 
 CANTLE_API_KEY is a key for any address, and takes precedence over the others. A provider's own variable is \
-used only if the provider is named, or the base URL is its own. An address that only the cantle.toml of \
-the current directory names gets no key, unless it is on this machine.
+used only if the provider is named, or the base URL is its own. An address on this machine that only the \
+cantle.toml of the current directory names gets no key.
 
 Settings:
 A flag overrides its variable, which overrides cantle.toml in the current directory, which overrides \
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are SETTINGS; \
 an API key is not one of them. Provider and base URL are taken from the \
-same place, and so are prices. The file in the current directory can't allow commands more than --policy \
-workspace allows.
+same place, and so are prices. Until `cantle trust` covers the file in the current directory, it can only \
+lower limits, and set effort and temperature.
 
 Examples:
   export OPENAI_API_KEY=…
@@ -54,7 +54,7 @@ command line or setting.";
 
 pub(super) const DOCTOR_HELP: &str = "\
 Nothing is changed and the network is not used: the report names the keys in the environment, and a \
-container engine is only asked for its version. The exit code is 0, or 1 if no sandbox can be opened.";
+container engine is only asked for its version. The exit code is 0, or 1 if no policy can be enforced in full.";
 
 pub(super) const DEMO_HELP: &str = "\
 The files are copied into a sandbox (at most 20,000 files and 100 MB, without .git, node_modules, target \
