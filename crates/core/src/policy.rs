@@ -253,8 +253,9 @@ impl Access {
 pub enum Network {
     /// No network access.
     Off,
-    /// Only these hosts, by name, without those that patterns after `!` deny. Names that resolve to this machine or a
-    /// private network are refused.
+    /// Only these hosts, by name, without those that patterns after `!` deny. Names that resolve to this machine
+    /// are refused, and so are those that resolve to a private network, unless the pattern
+    /// [allows that](HostPattern::with_private_addresses).
     Hosts(Vec<HostPattern>),
 }
 
