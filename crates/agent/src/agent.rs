@@ -86,8 +86,8 @@ impl Agent {
     /// exists finishes again with the same call, and its files are saved.
     ///
     /// # Errors
-    /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) if the run does not exist, is finished,
-    /// or is in use by another process; [`SessionErrorKind::Identity`](crate::SessionErrorKind) if
+    /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) if the run does not exist, is finished and has no
+    /// sandbox any more, or is in use by another process; [`SessionErrorKind::Identity`](crate::SessionErrorKind) if
     /// another agent began it, with the differences;
     /// [`SessionErrorKind::Sandbox`](crate::SessionErrorKind) if its sandbox is gone, unless a new one
     /// is [allowed](ResumeOptions::fresh_sandbox).

@@ -31,7 +31,7 @@ pub struct Budget {
     /// comes back without a cost counts with the highest prices of its provider; if they are unknown, the
     /// run ends.
     pub cost_usd: Option<f64>,
-    /// Time since the run began or was resumed.
+    /// Time during which processes work on the run, with that before it was resumed.
     pub time: Option<Duration>,
     /// Tool calls that were started.
     pub tool_calls: Option<u64>,

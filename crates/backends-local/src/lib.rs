@@ -31,10 +31,11 @@
 //!
 //! # Further guarantees
 //!
-//! - **A clean environment.** Nothing is inherited. A command has `PATH`, `HOME` and `PWD` (the working
-//!   directory), `TMPDIR`, `USER`, `LOGNAME`, `SHELL`, `LANG=C.UTF-8`, `TERM`, the proxy's address if
-//!   there is one, and the variables of the policy and the request; no descriptor but its standard streams;
-//!   a session of its own, and a terminal only on request.
+//! - **A clean environment.** Only the directories of `PATH` that exist inside and the user's name are inherited. A
+//!   command has `PATH`, `HOME` and `PWD` (the working directory), `TMPDIR`, `USER`, `LOGNAME`, `SHELL`,
+//!   `LANG=C.UTF-8`, `TERM`, variables by which pip, npm and caches use a directory below `TMPDIR`, the proxy's address and
+//!   certificates if there is a proxy, and the variables of the policy and the request; no descriptor but its standard
+//!   streams; a session of its own, and a terminal only on request.
 //! - **Nothing outlives its owner.** A command's processes are the descendants of its keeper, a process
 //!   that adopts orphans: no trick with sessions, parents or the environment hides one. A command that is
 //!   stopped is killed with all of them, and so are those it leaves behind, unless the request keeps them

@@ -5,8 +5,6 @@
 //! [`core`] here.
 //!
 //! ```no_run
-//! use std::sync::Arc;
-//!
 //! use cantle::agent::{Agent, SessionOptions};
 //! use cantle::backends::local::LocalBackend;
 //! use cantle::clients::chat::ChatClient;
