@@ -190,11 +190,24 @@ fn sides((width, height): (u32, u32)) -> ImageSize {
     ImageSize { width, height }
 }
 
-/// Returns whether a JPEG file is truncated, which its decoder ignores. Markers don't occur in image
-/// data, so the last start-of-scan marker must precede an end-of-image marker.
+/// Returns whether a JPEG file ends within its picture, which its decoder ignores. Other data may follow: the video of a
+/// motion photo, the depth map of a portrait.
 fn is_truncated(data: &[u8]) -> bool {
-    let last = |marker: [u8; 2]| data.windows(2).rposition(|bytes| bytes == marker);
-    last([0xff, 0xda]) > last([0xff, 0xd9])
+    let mut rest = data;
+    // A zero after 0xff is part of the picture's data, and another 0xff is padding.
+    let is_marker = |pair: &[u8]| matches!(pair, [0xff, 0x01..=0xfe]);
+    while let Some(at) = rest.windows(2).position(is_marker) {
+        let (marker, after) = rest.split_at(at + 2);
+        let skipped: usize = match (marker.last(), after) {
+            (Some(0xd9), _) => return false,
+            // Markers without a segment.
+            (Some(0x01 | 0xd0..=0xd8), _) => 0,
+            (_, [high, low, ..]) => u16::from_be_bytes([*high, *low]).into(),
+            _ => return true,
+        };
+        rest = after.get(skipped..).unwrap_or_default();
+    }
+    true
 }
 
 fn png(image: &DynamicImage) -> Result<Vec<u8>, MediaError> {

@@ -238,6 +238,20 @@ fn damaged_images_are_rejected() {
     assert_eq!(error(&flipped).0, MediaErrorKind::Corrupt);
 }
 
+#[test]
+fn data_after_a_picture_is_ignored() {
+    let whole = encoded(noise(20, 20), ImageFormat::Jpeg);
+    // A motion photo ends with a video, in which every pair of bytes occurs.
+    let video = b"\0\0\0\x18ftypmp42\xff\xda\0\x0c";
+    let photo = Media::image([&whole.data()[..], video].concat()).expect("an image");
+    assert_eq!(photo.within(ImageLimits::default()), Ok(photo.clone()));
+    // The end of a preview is not that of its picture.
+    let (head, rest) = whole.data().split_at(2);
+    let (preview, rest) = (b"\xff\xe2\0\x06\xff\xda\xff\xd9", &rest[..rest.len() - 2]);
+    let cut = Media::image([head, preview, rest].concat()).expect("an image");
+    assert_eq!(error(&cut).0, MediaErrorKind::Corrupt);
+}
+
 /// Returns the checksum that follows each chunk of a PNG.
 fn checksum(data: &[u8]) -> [u8; 4] {
     let mut sum = u32::MAX;
