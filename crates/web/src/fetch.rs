@@ -51,7 +51,9 @@ impl Fetcher {
             let response = response.map_err(|error| http::request_error(&host, error))?;
             if matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 let target = response.headers().get(LOCATION);
-                let Some(target) = target.and_then(|target| target.to_str().ok()) else {
+                // Some servers send other characters than ASCII as they are.
+                let target = target.map(|target| std::str::from_utf8(target.as_bytes()));
+                let Some(Ok(target)) = target else {
                     let message = format!("`{host}` redirects without a target");
                     return Err(WebError::new(WebErrorKind::Redirect, message, ""));
                 };
