@@ -57,7 +57,11 @@ pub(crate) fn media_type(content_type: &str) -> String {
 /// as Windows-1252. Bytes that are invalid in the charset become U+FFFD.
 pub(crate) fn decode(content_type: Option<&str>, body: &[u8]) -> String {
     let declared = content_type.and_then(|it| charset(it.as_bytes()));
-    let in_page = || charset(body.get(..CHARSET_SCAN_BYTES).unwrap_or(body));
+    let in_page = || {
+        let charset = charset(body.get(..CHARSET_SCAN_BYTES).unwrap_or(body));
+        // It was read as ASCII, so UTF-16 is wrong (HTML, 13.2.3.2).
+        charset.map(Encoding::output_encoding)
+    };
     let encoding = declared.or_else(in_page).unwrap_or_else(|| {
         let is_utf8 = std::str::from_utf8(body).is_ok();
         if is_utf8 { UTF_8 } else { WINDOWS_1252 }

@@ -78,6 +78,10 @@ fn charsets_are_declared_found_or_guessed() {
         decode(Some("text/html"), b"<meta charset='shift_jis'>\x83\x65"),
         "<meta charset='shift_jis'>テ"
     );
+    assert_eq!(
+        decode(Some("text/html"), b"<meta charset=utf-16>caf\xc3\xa9"),
+        "<meta charset=utf-16>café"
+    );
     assert_eq!(decode(None, "größe".as_bytes()), "größe");
 }
 
