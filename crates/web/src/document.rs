@@ -53,16 +53,12 @@ pub(crate) fn media_type(content_type: &str) -> String {
     kind.trim().to_ascii_lowercase()
 }
 
-/// Decodes text: by its byte order mark, the declared charset, the page's own declaration, or as UTF-8 if it is, else
+/// Decodes text: by its byte order mark, the declared charset, the document's own declaration, or as UTF-8 if it is, else
 /// as Windows-1252. Bytes that are invalid in the charset become U+FFFD.
 pub(crate) fn decode(content_type: Option<&str>, body: &[u8]) -> String {
-    let declared = content_type.and_then(|it| charset(it.as_bytes()));
-    let in_page = || {
-        let charset = charset(body.get(..CHARSET_SCAN_BYTES).unwrap_or(body));
-        // It was read as ASCII, so UTF-16 is wrong (HTML, 13.2.3.2).
-        charset.map(Encoding::output_encoding)
-    };
-    let encoding = declared.or_else(in_page).unwrap_or_else(|| {
+    let declared = content_type.and_then(|it| charset(it.as_bytes(), b"charset="));
+    let encoding = declared.or_else(|| own_charset(content_type, body));
+    let encoding = encoding.unwrap_or_else(|| {
         let is_utf8 = std::str::from_utf8(body).is_ok();
         if is_utf8 { UTF_8 } else { WINDOWS_1252 }
     });
@@ -70,12 +66,23 @@ pub(crate) fn decode(content_type: Option<&str>, body: &[u8]) -> String {
     text.into_owned()
 }
 
-/// Returns the known charset of the first `charset=` in a text.
-fn charset(text: &[u8]) -> Option<&'static Encoding> {
-    const KEY: &[u8] = b"charset=";
+/// Returns the charset that a page or an XML document declares itself. Other text may just be about charsets.
+fn own_charset(content_type: Option<&str>, body: &[u8]) -> Option<&'static Encoding> {
+    let head = body.get(..CHARSET_SCAN_BYTES).unwrap_or(body);
+    let may_be_page = content_type.is_none() || is_html(content_type, body);
+    let of_page = may_be_page.then(|| charset(head, b"charset=")).flatten();
+    let xml = head.strip_prefix(b"<?xml");
+    let xml = xml.and_then(|xml| xml.split(|byte| *byte == b'>').next());
+    let found = of_page.or_else(|| charset(xml?, b"encoding="))?;
+    // It was read as ASCII, so UTF-16 is wrong (HTML, 13.2.3.2).
+    Some(found.output_encoding())
+}
+
+/// Returns the known charset of the first `key`, such as `charset=`, in a text.
+fn charset(text: &[u8], key: &[u8]) -> Option<&'static Encoding> {
     let text = text.to_ascii_lowercase();
-    let at = text.windows(KEY.len()).position(|window| window == KEY)?;
-    let label = text.get(at + KEY.len()..)?.trim_ascii_start();
+    let at = text.windows(key.len()).position(|window| window == key)?;
+    let label = text.get(at + key.len()..)?.trim_ascii_start();
     let label = label
         .strip_prefix(b"\"")
         .or_else(|| label.strip_prefix(b"'"))

@@ -82,6 +82,20 @@ fn charsets_are_declared_found_or_guessed() {
         decode(Some("text/html"), b"<meta charset=utf-16>caf\xc3\xa9"),
         "<meta charset=utf-16>café"
     );
+    assert_eq!(
+        decode(
+            Some("text/xml"),
+            b"<?xml version='1.0' encoding='shift_jis'?>\x83\x65"
+        ),
+        "<?xml version='1.0' encoding='shift_jis'?>テ"
+    );
+    let about_charsets = "# charset=latin1 and größe";
+    for kind in ["text/plain", "application/json"] {
+        assert_eq!(
+            decode(Some(kind), about_charsets.as_bytes()),
+            about_charsets
+        );
+    }
     assert_eq!(decode(None, "größe".as_bytes()), "größe");
 }
 
