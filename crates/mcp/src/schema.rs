@@ -10,6 +10,8 @@ use crate::limits::MAX_SCHEMA_BRANCHES;
 
 /// Keywords that Anthropic or OpenAI refuses at the root of a schema.
 const REFUSED_AT_ROOT: [&str; 5] = ["allOf", "anyOf", "enum", "not", "oneOf"];
+/// The definition with those keywords, if a reference leads into them.
+const REMOVED: &str = "cantle_removed";
 
 /// Returns a schema whose root has the properties of all its branches instead of keywords that providers refuse there;
 /// `None` if it has no such keyword. It accepts more than the original, which the server still enforces.
@@ -80,7 +82,41 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
         flat.entry("additionalProperties")
             .or_insert(Value::Bool(true));
     }
+    // Some generators define what occurs twice where it occurs first, which may be in a branch.
+    let is_referenced = |any, it| redirect(it) || any;
+    if flat.values_mut().fold(false, is_referenced) {
+        let removed = schema.iter();
+        let removed = removed.filter(|(keyword, _)| REFUSED_AT_ROOT.contains(&keyword.as_str()));
+        let mut removed: Value = removed
+            .map(|(keyword, it)| (keyword.clone(), it.clone()))
+            .collect();
+        redirect(&mut removed);
+        let definitions = flat.entry("$defs").or_insert_with(|| json!({}));
+        if let Some(definitions) = definitions.as_object_mut() {
+            definitions.insert(REMOVED.to_owned(), removed);
+        }
+    }
     Some(flat)
+}
+
+/// Directs references into keywords that are removed to [`REMOVED`]; returns whether there are any.
+fn redirect(schema: &mut Value) -> bool {
+    match schema {
+        Value::Array(items) => items.iter_mut().fold(false, |any, it| redirect(it) || any),
+        Value::Object(fields) => fields.iter_mut().fold(false, |any, (keyword, it)| match it {
+            Value::String(reference) if keyword == "$ref" => {
+                let pointer = reference.strip_prefix("#/").unwrap_or_default();
+                let root = pointer.split('/').next().unwrap_or_default();
+                if !REFUSED_AT_ROOT.contains(&root) {
+                    return any;
+                }
+                *reference = format!("#/$defs/{REMOVED}/{pointer}");
+                true
+            }
+            it => redirect(it) || any,
+        }),
+        _ => false,
+    }
 }
 
 /// Returns the list under a keyword; empty if there is none.
@@ -136,6 +172,29 @@ mod tests {
             "$defs": {"add": add},
         });
         assert_eq!(flat(&schema), Some(expected));
+    }
+
+    #[test]
+    fn references_into_branches_lead_to_definitions() {
+        let from = "#/anyOf/0/properties/from";
+        let place = json!({"type": "object", "properties": {"parent": {"$ref": from}}});
+        let schema = json!({
+            "anyOf": [
+                {"properties": {"from": place}},
+                {"properties": {"to": {"type": "array", "items": {"$ref": from}}}},
+            ],
+            "$defs": {"other": {"$ref": "#/$defs/none"}},
+        });
+        let flat = flat(&schema).unwrap();
+        let moved = json!("#/$defs/cantle_removed/anyOf/0/properties/from");
+        for place in [
+            "/properties/to/items",
+            "/properties/from/properties/parent",
+            "/$defs/cantle_removed/anyOf/0/properties/from/properties/parent",
+        ] {
+            assert_eq!(flat.pointer(place).unwrap()["$ref"], moved, "{flat}");
+        }
+        assert_eq!(flat["$defs"]["other"], schema["$defs"]["other"]);
     }
 
     #[test]
