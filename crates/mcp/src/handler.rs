@@ -123,7 +123,8 @@ fn question_for(
     }
     let shown = shorten(&shown, 1_000);
     let id = cx.question_id();
-    let default = field.get("default");
+    // An empty answer means the default, and can't be one.
+    let default = field.get("default").filter(|default| *default != "");
     let can_be_left_out = !is_required && default.is_none();
     let mut choices = choices(field);
     if can_be_left_out && !choices.is_empty() {

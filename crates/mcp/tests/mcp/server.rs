@@ -145,6 +145,7 @@ impl TestServer {
             "type": "object",
             "properties": {
                 "colour": {"type": "string", "enum": ["red", "green"]},
+                "note": {"type": "string", "default": ""},
                 "number": {"type": "integer"},
                 "subscribed": {"type": "boolean"},
             },

@@ -181,11 +181,11 @@ async fn questions_of_a_server_go_to_the_user() {
     let set = open(own_server("own")).await;
     for (given, expected) in [
         (
-            ["yes", "green", "7", "yes"],
+            ["yes", "green", "", "7", "yes"],
             json!({"colour": "green", "number": 7, "subscribed": true}),
         ),
         // Optional fields are left out by default.
-        (["yes", "green", "", ""], json!({"colour": "green"})),
+        (["yes", "green", "", "", ""], json!({"colour": "green"})),
     ] {
         let (user, mut questions) = user_channel();
         let mut cx = context();
