@@ -4,8 +4,9 @@
 pub(crate) const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Maximum number of tools of a server that are offered to the model.
 pub(crate) const MAX_TOOLS: usize = 256;
-/// Maximum number of tools and of pages that a server lists.
+/// Maximum number of tools, of their bytes as JSON, and of pages that a server lists.
 pub(crate) const MAX_LISTED_TOOLS: usize = 20_000;
+pub(crate) const MAX_LISTED_BYTES: usize = 32 << 20;
 pub(crate) const MAX_PAGES: usize = 200;
 /// Maximum number of changed tools that are named.
 pub(crate) const MAX_NAMED_CHANGES: usize = 50;

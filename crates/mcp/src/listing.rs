@@ -11,15 +11,15 @@ use rmcp::service::Peer;
 use crate::call_error::{CallError, call_error};
 use crate::config::McpServer;
 use crate::limits::{
-    MAX_DESCRIPTION_CHARS, MAX_LISTED_TOOLS, MAX_NAMED_CHANGES, MAX_PAGES, MAX_SCHEMA_BYTES,
-    MAX_SCHEMAS_BYTES, MAX_TOOLS,
+    MAX_DESCRIPTION_CHARS, MAX_LISTED_BYTES, MAX_LISTED_TOOLS, MAX_NAMED_CHANGES, MAX_PAGES,
+    MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS,
 };
 use crate::names::{CALL, SEARCH, tool_name};
 use crate::schema::flattened;
 
 /// Lists the tools, page by page.
 pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
-    let mut tools = Vec::new();
+    let (mut tools, mut bytes) = (Vec::new(), 0);
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let mut params = PaginatedRequestParams::default();
@@ -31,6 +31,11 @@ pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
                 format!("did not list its tools: {problem}")
             }
         })?;
+        bytes += serde_json::to_vec(&page.tools).map_or(0, |json| json.len());
+        if bytes > MAX_LISTED_BYTES {
+            let mib = MAX_LISTED_BYTES >> 20;
+            return Err(format!("lists tools of more than {mib} MiB"));
+        }
         tools.extend(page.tools);
         if tools.len() > MAX_LISTED_TOOLS {
             return Err(format!("lists more than {MAX_LISTED_TOOLS} tools"));

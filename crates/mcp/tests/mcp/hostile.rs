@@ -157,6 +157,17 @@ async fn endless_pages_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pages_of_huge_tools_are_refused() {
+    let server = script(
+        r#"greet; text=$(head -c 12000000 /dev/zero | tr '\0' x)
+        tool='{"name":"big","description":"'$text'","inputSchema":{"type":"object"}}'
+        while :; do next tools/list; reply '{"tools":['"$tool"'],"nextCursor":"a"}'; done"#,
+    );
+    let error = refused(server).await;
+    assert!(error.contains("lists tools of more than 32 MiB"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_huge_schema_is_refused() {
     let schema =
         r#"'{\"type\":\"object\",\"description\":\"'$(head -c 70000 /dev/zero | tr '\0' x)'\"}'"#;
