@@ -267,7 +267,9 @@ impl Browser {
         } else if has_await {
             evaluated = self.run_script(script, true).await?;
         } else if error.is_none() && evaluated.result.kind == "function" {
-            evaluated = self.run_script(&format!("({script})()"), false).await?;
+            let function = script.trim_end_matches(|c: char| c == ';' || c.is_whitespace());
+            let call = format!("({function}\n)()");
+            evaluated = self.run_script(&call, false).await?;
         }
         if let Some(exception) = &evaluated.exception {
             let text = clip(exception.text(), 2_000);

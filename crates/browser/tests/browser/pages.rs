@@ -243,6 +243,8 @@ async fn scripts_return_their_values() {
     for (script, value) in [
         ("document.title", "\"Second\""),
         ("() => [1, 2]", "[1,2]"),
+        ("() => 6;\n", "6"),
+        ("() => 7 // seven", "7"),
         (
             "const it = await Promise.resolve(3); return {it}",
             "{\"it\":3}",
