@@ -155,7 +155,8 @@ pub(crate) async fn read_body(
         }
         body.extend_from_slice(&chunk);
     }
-    if !is_gzip {
+    // Some servers declare an encoding of nothing.
+    if !is_gzip || body.is_empty() {
         return Ok(body.into());
     }
     let decoded = spawn_blocking(move || decompress(&body, limit)).await;

@@ -264,6 +264,7 @@ async fn bodies_are_bounded_however_they_are_encoded() {
             }
             "/bomb" => response("200 OK", &[text, "content-encoding: gzip"], &bomb),
             "/small" => response("200 OK", &[text, "content-encoding: gzip"], &small),
+            "/empty" => response("200 OK", &[text, "content-encoding: gzip"], ""),
             "/broken" => response("200 OK", &[text, "content-encoding: gzip"], "nothing"),
             "/brotli" => response("200 OK", &[text, "content-encoding: br"], "nothing"),
             "/cut" => Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf".to_vec()),
@@ -272,6 +273,7 @@ async fn bodies_are_bounded_however_they_are_encoded() {
     })
     .await;
     assert!(fetch(server, "/small").await.1.contains("compressed"));
+    assert!(fetch(server, "/empty").await.0);
     for (path, reason) in [
         ("/endless", "larger than 5 MiB"),
         ("/headers", "failed"),
