@@ -113,8 +113,9 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
         )]
         #function
     };
+    let conditions = outer.iter().filter(|it| it.path().is_ident("cfg"));
     let (beside, inside) = if is_method {
-        (function, quote!())
+        (quote!(#(#conditions)* #function), quote!())
     } else {
         (quote!(), function)
     };

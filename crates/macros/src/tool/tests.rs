@@ -152,3 +152,16 @@ fn all_errors_of_the_arguments_are_reported() {
     ];
     assert_eq!(errors, expected);
 }
+
+#[test]
+fn a_condition_is_for_everything_that_a_method_becomes() {
+    let method = quote!(
+        #[cfg(unix)]
+        fn f(&self) -> String {
+            String::new()
+        }
+    );
+    let attribute = quote!(description = "Says it.");
+    let text = expand(attribute, method, &parse_quote!(::cantle_core)).to_string();
+    assert_eq!(text.matches("cfg (unix)").count(), 2, "{text}");
+}
