@@ -144,6 +144,14 @@ const SETTING_MODES: [(i64, u32); 7] = [
 /// Calls that may create a file: the number of their flags, which the mode follows.
 const OPENING: [(i64, u32); 2] = [(libc::SYS_open, 1), (libc::SYS_openat, 2)];
 
+/// Calls that change how a process, their first argument, is scheduled.
+const SCHEDULING: [i64; 4] = [
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_setaffinity,
+];
+
 /// Calls that start a process.
 const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
@@ -197,6 +205,7 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
         refuse_set_id_modes(&mut rules);
     }
     rules.refuse_if(libc::SYS_clone, new_namespaces());
+    protect_init(&mut rules);
     // Injecting input into a terminal.
     let into_terminals = [0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */];
     let into_terminals = into_terminals.map(|request| vec![Condition::is(1, request)]);
@@ -267,6 +276,18 @@ fn refuse_set_id_modes(rules: &mut FilterRules) {
     }
     // Its mode is in memory, which a filter can't inspect.
     rules.always(&[libc::SYS_openat2], Action::MISSING);
+}
+
+/// Refuses to slow init down, which may run as the commands' user: commands that also keep all processors busy could not
+/// be killed any more.
+fn protect_init(rules: &mut FilterRules) {
+    const PROCESS: u32 = 0;
+    const INIT: u32 = 1;
+    for call in SCHEDULING {
+        rules.refuse_if(call, vec![vec![Condition::is(0, INIT)]]);
+    }
+    let conditions = vec![Condition::is(0, PROCESS), Condition::is(1, INIT)];
+    rules.refuse_if(libc::SYS_setpriority, vec![conditions]);
 }
 
 /// `clone` with a flag for a new namespace.

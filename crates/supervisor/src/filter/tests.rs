@@ -114,6 +114,15 @@ fn arguments_are_checked() {
         (libc::SYS_personality, [0xffff_ffff, 0, 0], ALLOWED),
         (libc::SYS_personality, [0, 0, 0], ALLOWED),
         (libc::SYS_personality, [0x0040_0000, 0, 0], EPERM),
+        (libc::SYS_sched_setscheduler, [0, 5, 0], ALLOWED),
+        (libc::SYS_sched_setscheduler, [2, 5, 0], ALLOWED),
+        (libc::SYS_sched_setscheduler, [1 | high, 5, 0], EPERM),
+        (libc::SYS_sched_setparam, [1, 0, 0], EPERM),
+        (libc::SYS_sched_setattr, [1, 0, 0], EPERM),
+        (libc::SYS_sched_setaffinity, [1, 8, 0], EPERM),
+        (libc::SYS_setpriority, [0, 2, 19], ALLOWED),
+        (libc::SYS_setpriority, [1, 1, 19], ALLOWED),
+        (libc::SYS_setpriority, [0, 1, 19], EPERM),
     ] {
         assert_eq!(
             answer(&program, call, &arguments),
