@@ -20,12 +20,13 @@ pub(crate) enum Storage {
 impl Storage {
     /// Returns the ways to open a sandbox that may suit a policy, the best one first. A file system takes namespaces.
     ///
-    /// `memory_bytes` is the memory that sandboxes have by default.
+    /// `memory_bytes` is the memory that sandboxes have by default. The files of a kept sandbox stay where they are.
     pub(crate) fn candidates(
         root: &Root,
         policy: &Policy,
         mechanisms: Mechanisms,
         is_durable: bool,
+        is_kept: bool,
         memory_bytes: Option<u64>,
     ) -> Vec<(Mode, Self)> {
         let modes = Mode::candidates(policy, mechanisms).into_iter();
@@ -37,6 +38,7 @@ impl Storage {
         let media: &[Self] = if !is_durable && fits_in_memory(limits, memory_bytes) {
             &[Self::Memory]
         } else if limits.disk_bytes.is_some()
+            && !is_kept
             && rustix::process::geteuid().is_root()
             && mechanisms.include(Mechanism::DiskImages)
         {

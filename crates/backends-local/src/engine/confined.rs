@@ -223,7 +223,8 @@ pub(crate) fn build(
         root.give_to(Uid::from_raw(identity.uid), Gid::from_raw(identity.gid))?;
     }
     let memory_bytes = settings.defaults.limits().memory_bytes;
-    let candidates = Storage::candidates(root, policy, mechanisms, is_durable, memory_bytes);
+    let candidates =
+        Storage::candidates(root, policy, mechanisms, is_durable, is_kept, memory_bytes);
     let had_image = root.has_image();
     let mut reasons = Vec::new();
     for (mode, storage) in candidates {

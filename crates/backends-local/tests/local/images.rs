@@ -187,6 +187,25 @@ async fn a_disk_that_does_not_fit_into_memory_is_a_file() {
 }
 
 #[tokio::test]
+async fn a_disk_limit_leaves_the_files_of_a_kept_sandbox_where_they_are() {
+    let place = tempfile::tempdir().unwrap();
+    let backend = LocalBackend::new().in_directory(place.path());
+    let sandbox = backend.open(context(&[]).durable()).await.unwrap();
+    write(&*sandbox, "given", "given").await;
+    let handle = sandbox.persist().await.unwrap();
+    drop(sandbox);
+    let cx = context(&["disk=20M"]);
+    let sandbox = soon(backend.reattach(&handle, cx)).await.unwrap();
+    assert_eq!(
+        enforced_by(&*sandbox),
+        [(PolicyField::Disk, EnforcedBy::Polled)]
+    );
+    assert_eq!(stdout(&*sandbox, "cat given").await, "given");
+    assert_eq!(read(&*sandbox, "given").await, "given");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_image_that_others_could_have_written_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let Some(sandbox) = open(&place, &["disk=8M"]).await else {
