@@ -197,14 +197,17 @@ pub(super) fn build(
         }
         view.steps.set_attributes(&host_path, RESTRICTED)?;
     }
-    for path in &hidden {
+    hidden.retain(|path| {
         let mut roots = write_roots
             .iter()
             .chain(&read_roots.paths)
             .chain(&view.shown);
-        if roots.any(|root| path.starts_with(root)) {
-            view.hide(path)?;
-        }
+        roots.any(|root| path.starts_with(root))
+    });
+    // What is below a hidden directory is hidden with it.
+    hidden.dedup_by(|path, above| path.starts_with(above));
+    for path in &hidden {
+        view.hide(path)?;
     }
     view.steps.pivot_root(&root)
 }

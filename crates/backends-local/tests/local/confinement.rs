@@ -159,7 +159,9 @@ async fn parts_of_a_write_root_are_read_only_or_hidden() {
         roots.paths.push(project.join(".git"));
     }
     policy.write_roots = Some(vec![project.clone()]);
-    policy.hidden_paths = vec![project.join("sub/.env"), project.join(".ssh")];
+    // One is below another.
+    let hidden = ["sub/.env", ".ssh", ".ssh/id"];
+    policy.hidden_paths = hidden.map(|path| project.join(path)).into();
     let without = LocalBackend::new().without(Mechanism::Namespaces);
     let cx = SandboxContext::new(RunId::new(), policy.clone());
     let error = without.open(cx).await.unwrap_err();
