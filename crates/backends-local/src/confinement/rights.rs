@@ -10,7 +10,7 @@ use cantle_core::policy::{Access, Policy};
 use cantle_core::sandbox::SandboxError;
 
 use super::steps::c_path;
-use super::view::{TEMPORARY, canonical, system_roots};
+use super::view::{TEMPORARY, canonical, system_roots, targets};
 use crate::files::HostPaths;
 
 const EXECUTE: u64 = 1;
@@ -40,8 +40,9 @@ pub(super) fn in_view(policy: &Policy, workspace: &Path) -> Result<AccessRules, 
         (c"/dev/shm".to_owned(), WRITE),
     ];
     own_directories(&mut rules, policy, workspace, Path::new(TEMPORARY))?;
-    for path in policy.write_roots.iter().flatten() {
-        rules.push(rule(path, path, WRITE)?);
+    // The name in the policy may be a link that is not in the view.
+    for path in targets(policy.write_roots.as_deref().unwrap_or_default())? {
+        rules.push(rule(&path, &path, WRITE)?);
     }
     Ok(rules)
 }

@@ -141,6 +141,22 @@ async fn roots_are_mounted_at_their_host_paths() {
     assert!(error.to_string().contains("/nonexistent/root"), "{error}");
 }
 
+/// The view has a `/tmp` of its own, without the link.
+#[tokio::test]
+async fn write_root_that_is_named_by_a_link_in_tmp_is_writable() {
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let root = place.path().canonicalize().unwrap();
+    let links = tempfile::tempdir_in("/tmp").unwrap();
+    let link = links.path().join("link");
+    std::os::unix::fs::symlink(&root, &link).unwrap();
+    let mut policy = Policy::workspace();
+    policy.write_roots = Some(vec![link]);
+    let sandbox = open_under(policy).await;
+    let line = format!("echo written > {0}/f; cat {0}/f", root.display());
+    assert_eq!(stdout(&*sandbox, &line).await, "written\n");
+    sandbox.close().await.unwrap();
+}
+
 /// A directory of this process's user, with files that commands may not change or read.
 #[tokio::test]
 async fn parts_of_a_write_root_are_read_only_or_hidden() {
