@@ -71,8 +71,17 @@ const NEVER_V4: [([u8; 4], u32); 8] = [
     ([255, 255, 255, 255], 32), // broadcast
 ];
 
-/// Amazon's metadata within the unique local addresses.
-const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+/// Unique local addresses at which clouds give out metadata and credentials: Amazon (for machines and for pods), Google,
+/// Oracle, Alibaba, Akamai and Scaleway.
+const METADATA_V6: [Ipv6Addr; 7] = [
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
+    Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+];
 
 /// Returns whether an address that is not public may be that of a host in a private network, as opposed to one of this
 /// machine, of the link, or of a service that gives out credentials.
@@ -95,7 +104,7 @@ pub fn may_be_private_host(address: IpAddr) -> bool {
             .any(|network| is_in_network(address, network)),
         // Unique local addresses.
         (None, IpAddr::V6(address)) => {
-            address.is_unique_local() && address != METADATA_V6 || is_public_v6(address)
+            address.is_unique_local() && !METADATA_V6.contains(&address) || is_public_v6(address)
         }
         (None, IpAddr::V4(_)) => false,
     }
@@ -235,6 +244,12 @@ mod tests {
             "fe80::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:100::100:200",
+            "fd00:a9fe:a9fe::1",
+            "fd00:42::42",
             "::ffff:127.0.0.1",
             "64:ff9b::7f00:1",
             "2002:7f00:1::",
