@@ -66,7 +66,11 @@ impl FileReader {
     /// Reads the next chunk; `None` at the end.
     fn next(&mut self) -> NextChunk {
         // One byte more than expected: a short read shows the end without another read.
-        let expected = self.size_bytes.saturating_sub(self.offset) + 1;
+        let expected = match self.size_bytes.checked_sub(self.offset) {
+            Some(left) => left + 1,
+            // It has grown.
+            None => CHUNK_BYTES,
+        };
         let wanted = CHUNK_BYTES.min(expected).min(self.left_bytes);
         if wanted == 0 {
             return Ok(None);

@@ -55,6 +55,22 @@ async fn written_file_is_read_back() {
 }
 
 #[tokio::test]
+async fn file_that_grows_while_it_is_read_is_read_in_large_pieces() {
+    let sandbox = open().await;
+    write(&*sandbox, "f", vec![1; 1 << 20]).await;
+    let data = sandbox.read(&path("f"), ByteRange::all()).await.unwrap();
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(on_host(&*sandbox, "f"))
+        .unwrap();
+    file.set_len(2 << 20).unwrap();
+    let pieces: Vec<_> = data.take(20).collect().await;
+    let sizes = pieces.into_iter().map(|piece| piece.unwrap().len());
+    assert_eq!(sizes.sum::<usize>(), 2 << 20);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn byte_ranges_are_exact() {
     let sandbox = open().await;
     let content: Vec<u8> = (0..1_000_003_u32)
