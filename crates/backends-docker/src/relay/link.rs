@@ -237,10 +237,10 @@ impl<S: ByteChunks<Item = io::Result<Bytes>> + Unpin> AnswerReader<S> {
             let is_complete = self.read_exact(&mut payload).await?;
             return Ok(is_complete.then(|| (answer, payload.into())));
         };
-        if length > MAX_PAYLOAD {
+        if !(1..=MAX_PAYLOAD).contains(&length) {
             return Err(ProtocolViolation.into());
         }
-        if length > 0 && !self.has_bytes().await? {
+        if !self.has_bytes().await? {
             return Ok(None);
         }
         let piece = self.chunk.split_to(length.min(self.chunk.len()));

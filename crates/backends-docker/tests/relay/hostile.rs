@@ -1,5 +1,7 @@
 //! A malicious relay, which must not do more harm than to end the sandbox.
 
+use std::time::Duration;
+
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::sandbox::{ByteRange, SandboxErrorKind, SandboxPath, SpawnRequest, WriteOptions};
 use cantle_proxy::ProxySettings;
@@ -143,6 +145,20 @@ async fn output_beyond_the_credit_ends_the_sandbox() {
         bytes.extend(std::iter::repeat_n(0, 100_000));
     }
     check_survives(bytes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_output_ends_the_sandbox() {
+    let output = Answer::Output {
+        id: FIRST_ID,
+        channel: Channel::Stdout,
+        length: 0,
+    };
+    // Before the client gives up.
+    let limit = Duration::from_secs(1);
+    timeout(limit, check_ends(output.encode().into(), AfterAnswers::Wait))
+        .await
+        .expect("the sandbox has ended");
 }
 
 #[tokio::test]
