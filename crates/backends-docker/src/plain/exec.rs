@@ -30,6 +30,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum length of the first line.
 const MAX_RESULT_BYTES: usize = 4096;
 
+/// Maximum length of standard error that arrives before the first line, which that of a program can overtake.
+const MAX_EARLY_BYTES: usize = 16 << 20;
+
 /// A script for the image's `/bin/sh`.
 pub(super) struct Script<'s> {
     pub(super) text: &'s str,
@@ -94,10 +97,17 @@ impl Exec {
     async fn read_result(&mut self) -> Result<(), SandboxError> {
         let mut read = BytesMut::new();
         let mut early = VecDeque::new();
+        let mut early_bytes = 0;
         while let Some(piece) = self.next().await {
             let OutputChunk { channel, bytes } = piece?;
             if channel == Channel::Stderr {
-                self.stderr.push_str(&String::from_utf8_lossy(&bytes));
+                early_bytes += bytes.len();
+                if early_bytes > MAX_EARLY_BYTES {
+                    break;
+                }
+                if self.stderr.len() < MAX_RESULT_BYTES {
+                    self.stderr.push_str(&String::from_utf8_lossy(&bytes));
+                }
                 early.push_back(OutputChunk { channel, bytes });
                 continue;
             }
@@ -257,16 +267,33 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn stopped_script_is_an_error() {
-        let mut exec = Exec {
+    fn running(output: ExecOutput) -> Exec {
+        Exec {
             id: String::new(),
-            result: "ok".to_owned(),
+            result: String::new(),
             stderr: String::new(),
             early: VecDeque::new(),
-            output: Box::pin(stream::pending()),
+            output,
             input: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn endless_errors_instead_of_a_result_are_not_kept() {
+        let message = Bytes::from(vec![b'x'; 32 << 10]);
+        let piece = move || {
+            let message = message.clone();
+            Ok::<_, bollard::errors::Error>(LogOutput::StdErr { message })
         };
+        let mut exec = running(Box::pin(stream::repeat_with(piece).take(1000)));
+        exec.read_result().await.unwrap();
+        assert!(exec.stderr.len() <= 32 << 10 && exec.early.is_empty());
+        assert!(exec.into_result("failed").is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stopped_script_is_an_error() {
+        let mut exec = running(Box::pin(stream::pending()));
         let error = exec.rest(10).await.unwrap_err();
         assert_eq!(error.kind(), SandboxErrorKind::Io);
         assert!(error.to_string().contains("did not respond"), "{error}");
