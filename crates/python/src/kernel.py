@@ -6,6 +6,7 @@ import ast, base64, builtins, importlib.machinery, io, json, linecache, os, sele
 
 MAX_FRAME = 8 << 20
 SPILL_AFTER, MAX_SPILL = 20000, 256 << 20
+MAX_CELLS = 500000  # Of a table as data. The host counts 64 bytes for each, and takes 32 MiB.
 FIGURES = sys.argv[1:2] != ["plain"]
 MIME = {
     "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg", "image/png": "png",
@@ -88,7 +89,16 @@ class Child:
         self.loop = None
 
     def send(self, **fields):
-        data = frame(id=self.id, **fields)
+        try:
+            data = frame(id=self.id, **fields)
+        except Exception:
+            if "data" not in fields:
+                raise
+            data = b""
+        if "data" in fields and not 0 < len(data) <= MAX_FRAME:
+            # Values that have no JSON, or too much of it, do not take the other formats with them.
+            fields["data"] = {name: part for name, part in fields["data"].items() if name not in STRUCTURED}
+            data = frame(id=self.id, **fields)
         if len(data) > MAX_FRAME:
             reason = "a result has %d bytes; at most %d are accepted" % (len(data), MAX_FRAME)
             data = frame(id=self.id, type="refused", reason=reason)
@@ -259,7 +269,9 @@ def formats(value):
                 data.setdefault(name, encoded(name, part))
     if type(value).__name__ == "DataFrame" and callable(getattr(value, "to_dict", None)):
         try:
-            data["data"] = value.to_dict(orient="list")
+            if getattr(value, "size", 0) <= MAX_CELLS:
+                # Columns may be named by pairs or dates, and keys of JSON are text.
+                data["data"] = {str(name): column for name, column in value.to_dict(orient="list").items()}
         except Exception:
             pass
     text = repr(value)

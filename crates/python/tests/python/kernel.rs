@@ -152,6 +152,31 @@ async fn results_have_the_formats_of_their_object() {
 }
 
 #[tokio::test]
+async fn values_without_json_keep_their_other_formats() {
+    let session = session().await;
+    let code = "class DataFrame:\n  size = 2\n  def to_dict(self, orient): return {('price', 'mean'): [1.5], 7: [2]}\n  \
+                def __repr__(self): return 'table'\ndisplay(DataFrame())\nDataFrame.size = 1_000_000\ndisplay(DataFrame())\n\
+                class Keys:\n  def _repr_json_(self): return {(1, 2): 3}\n  def __repr__(self): return 'keys'\ndisplay(Keys())\n\
+                class Long:\n  def _repr_json_(self): return ['x' * 9_000_000]\n  def __repr__(self): return 'long'\nLong()";
+    let execution = execute(&session, code).await;
+    assert_eq!(
+        execution.outcome,
+        ExecutionOutcome::Completed,
+        "{execution:?}"
+    );
+    let table =
+        serde_json::json!({"data": {"('price', 'mean')": [1.5], "7": [2]}, "text": "table"});
+    let texts = ["table", "keys", "long"].map(|text| serde_json::json!({ "text": text }));
+    let expected: Vec<_> = std::iter::once(table).chain(texts).collect();
+    let formats = execution
+        .results
+        .iter()
+        .map(|it| serde_json::json!(it.formats));
+    assert_eq!(formats.collect::<Vec<_>>(), expected);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn tracebacks_show_the_users_lines_only() {
     let session = session().await;
     execute(
