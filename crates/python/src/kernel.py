@@ -130,7 +130,12 @@ class Child:
                 os.environ.update(env)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 self.send(type="started")
-                self.show_figures(self.run(code, name))
+                try:
+                    shown = self.run(code, name)
+                except (Exception, SystemExit):
+                    self.show_figures()
+                    raise
+                self.show_figures(shown)
             except SystemExit as exit:
                 if exit.code not in (None, 0):
                     raise
@@ -195,11 +200,14 @@ class Child:
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not FIGURES or sys.modules["matplotlib"].get_backend() != "module://cantle_figures":
             return
-        for number in pyplot.get_fignums():
-            figure = pyplot.figure(number)
-            if figure is not shown:
-                self.show(figure)
-        pyplot.close("all")
+        try:
+            for number in pyplot.get_fignums():
+                figure = pyplot.figure(number)
+                if figure is not shown:
+                    self.show(figure)
+        finally:
+            # Also one that can't be drawn, which would fail the next call, too.
+            pyplot.close("all")
 
     def describe(self, error):
         try:

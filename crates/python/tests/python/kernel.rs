@@ -480,6 +480,28 @@ async fn figures_are_results_unless_another_backend_is_chosen() {
 }
 
 #[tokio::test]
+async fn figures_of_a_call_that_fails_are_not_left_to_the_next_one() {
+    let session = session().await;
+    session.run(MATPLOTLIB).await.unwrap();
+    for (code, error, figures) in [
+        (
+            "import matplotlib.pyplot as plt\nplt.figure(1)\nraise ValueError",
+            Some("ValueError"),
+            1,
+        ),
+        ("plt.figure(2)\nraise SystemExit", None, 1),
+        ("plt.figure(3).savefig = None", Some("TypeError"), 0),
+        ("None", None, 0),
+    ] {
+        let execution = execute(&session, code).await;
+        let name = execution.error.as_ref().map(|it| it.name.as_str());
+        let found = (name, execution.results.len());
+        assert_eq!(found, (error, figures), "{code}: {execution:?}");
+    }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn figures_of_matplotlib_are_pictures() {
     let Some(python) = std::env::var_os("CANTLE_TEST_MATPLOTLIB") else {
         return skip("no CANTLE_TEST_MATPLOTLIB; `cargo xtask test` prepares it");
