@@ -28,7 +28,7 @@ use crate::limits::MAX_ERROR_CHARS;
 use crate::listing;
 use crate::package::{self, InstalledPackage, PackageInstaller};
 use crate::result;
-use crate::stdio::Child;
+use crate::stdio::{Child, hidden};
 
 /// Time to end a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -367,7 +367,8 @@ impl Server {
 
     /// Starts the server in its sandbox, and opens that if there is none.
     async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
-        let stdio = &self.prepared(stdio, state).await?;
+        let prepared = self.prepared(stdio, state).await;
+        let stdio = &prepared.map_err(|problem| hidden(problem, &stdio.secrets()))?;
         if let Some(sandbox) = &state.sandbox {
             match self.start_in(stdio, &**sandbox).await {
                 Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}

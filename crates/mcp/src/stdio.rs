@@ -39,6 +39,26 @@ const MAX_UNREAD_ANSWERS: usize = 256;
 /// Time for a server to exit once its input is closed, and to die once it is killed.
 const EXIT_GRACE: Duration = Duration::from_secs(2);
 
+impl StdioServer {
+    /// Returns the values that errors do not quote, the longest first: one that contains another would be hidden in part
+    /// only.
+    pub(crate) fn secrets(&self) -> Vec<SecretText> {
+        let environment = self.environment.values();
+        let mut secrets: Vec<_> = environment.chain(&self.inserted).cloned().collect();
+        secrets.sort_by_key(|secret| Reverse(secret.expose().len()));
+        secrets
+    }
+}
+
+/// Returns a text without the values of variables.
+pub(crate) fn hidden(mut text: String, secrets: &[SecretText]) -> String {
+    let secrets = secrets.iter().map(SecretText::expose);
+    for secret in secrets.filter(|secret| secret.len() >= MIN_SECRET_BYTES) {
+        text = text.replace(secret, "[hidden]");
+    }
+    text
+}
+
 /// A started server.
 pub(crate) struct Child {
     process: AsyncMutex<Box<dyn Process>>,
@@ -75,14 +95,10 @@ impl Child {
         let missing = || SandboxError::unsupported("the sandbox gives no pipes to commands");
         let output = process.take_output().ok_or_else(missing)?;
         let stdin = process.take_stdin().ok_or_else(missing)?;
-        let environment = server.environment.values();
-        let mut secrets: Vec<_> = environment.chain(&server.inserted).cloned().collect();
-        // One may contain another, and would be hidden in part only.
-        secrets.sort_by_key(|secret| Reverse(secret.expose().len()));
         let child = Arc::new(Self {
             process: AsyncMutex::new(process),
             output: AsyncMutex::new(output),
-            secrets,
+            secrets: server.secrets(),
             stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES)),
             has_ended: AtomicBool::new(false),
             problem: Mutex::new(None),
@@ -122,11 +138,8 @@ impl Child {
             }
             text += &refusals(&exit.notes);
         }
-        let mut stderr = self.lock(&self.stderr).clone().finish().text();
-        let secrets = self.secrets.iter().map(SecretText::expose);
-        for secret in secrets.filter(|secret| secret.len() >= MIN_SECRET_BYTES) {
-            stderr = stderr.replace(secret, "[hidden]");
-        }
+        let stderr = self.lock(&self.stderr).clone().finish().text();
+        let stderr = hidden(stderr, &self.secrets);
         if !stderr.trim().is_empty() {
             let _ = write!(text, " Its standard error ends with:\n{}", stderr.trim());
         }

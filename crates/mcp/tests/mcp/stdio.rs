@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use cantle_backends_local::LocalBackend;
 use cantle_core::content::{Content, Part};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{OpenContext, Progress, ToolErrorKind, ToolProvider as _, user_channel};
-use cantle_mcp::{McpServer, McpTools};
+use cantle_mcp::{InstalledPackage, McpServer, McpTools, PackageInstaller, ServerPackage};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -346,6 +347,38 @@ async fn values_of_variables_in_arguments_are_hidden_in_errors() {
         error.ends_with(":\nunknown: --token=[hidden] [hidden]"),
         "{error}"
     );
+}
+
+/// Installs nothing.
+#[derive(Debug)]
+struct NoPackages;
+
+#[async_trait]
+impl PackageInstaller for NoPackages {
+    async fn install(
+        &self,
+        package: &ServerPackage,
+        _: &dyn Progress,
+    ) -> Result<InstalledPackage, String> {
+        Err(format!("there is no `{}`", package.specifier))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_of_variables_are_hidden_if_a_package_cannot_be_installed() {
+    for (argument, problem) in [
+        ("--token=${SECRET}", "the option `--token=[hidden]` of npx"),
+        ("${SECRET}", "there is no `[hidden]`"),
+    ] {
+        let entry = json!({"command": "npx", "args": [argument, "server"]});
+        let text = json!({"mcpServers": {"s": entry}}).to_string();
+        let server = McpServer::from_json(&text, |_| Some("s3cret".to_owned()));
+        let tools = provider(server.unwrap()).packages(NoPackages);
+        let Err(error) = tools.open(OpenContext::new(RunId::new())).await else {
+            panic!("the server was accepted");
+        };
+        assert!(error.to_string().contains(problem), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
