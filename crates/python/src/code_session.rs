@@ -37,6 +37,8 @@ impl CodeSession for PythonSession {
             timeout: request.timeout,
             cancellation: request.cancellation,
             environment: request.environment,
+            // The observer has all of it, and nothing would name the files.
+            spills: false,
         };
         let directory = request.directory.as_deref().unwrap_or_default();
         let (context, code) = (&request.context, &request.code);

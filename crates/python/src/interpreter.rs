@@ -340,6 +340,7 @@ impl PythonSession {
             timeout: self.settings.timeout,
             cancellation,
             environment: BTreeMap::new(),
+            spills: true,
         };
         self.execute_within(limits, context, code, observer).await
     }

@@ -365,7 +365,7 @@ class Spill:
     """Writes a stream that is too long for its reader to a file."""
 
     def __init__(self, path):
-        self.path, self.file, self.size, self.head, self.is_off = path, None, 0, [], False
+        self.path, self.file, self.size, self.head, self.is_off = path, None, 0, [], path is None
 
     def write(self, data):
         if self.is_off or self.size >= MAX_SPILL:
@@ -558,7 +558,8 @@ class Parent:
                     self.start()
                 self.id = request["id"]
                 self.is_started = self.is_interrupted = False
-                self.spills = {name: Spill("%s.%s" % (request["spill"], name)) for name in ("stdout", "stderr")}
+                spill = request["spill"]
+                self.spills = {name: Spill(spill and "%s.%s" % (spill, name)) for name in ("stdout", "stderr")}
                 self.emit(type="started", id=self.id, restarted=restarted)
                 try:
                     write_all(self.requests, frame(id=self.id, code=request["code"], env=request["env"]))

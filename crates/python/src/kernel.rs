@@ -42,6 +42,8 @@ pub(crate) struct CallLimits {
     pub(crate) cancellation: CancellationToken,
     /// Environment variables of this call alone.
     pub(crate) environment: BTreeMap<String, String>,
+    /// Whether long output is also written to files, which the execution names.
+    pub(crate) spills: bool,
 }
 
 /// A running kernel. Dropping it kills its processes.
@@ -177,7 +179,10 @@ impl Kernel {
         let (mut stdout, mut stderr) = (half.clone(), half);
         let (mut stop, mut room, mut results) = (Stop::No, MAX_RESULT_BYTES, 0);
         let spill = format!(".cantle/output/python-{}-{call}", self.name);
-        let request = json!({"op": "execute", "id": call, "code": code, "spill": spill, "env": limits.environment});
+        let request = json!({
+            "op": "execute", "id": call, "code": code, "spill": limits.spills.then_some(&spill),
+            "env": limits.environment,
+        });
         self.send(&request, deadline).await;
         let mut is_usable = true;
         loop {

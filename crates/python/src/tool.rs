@@ -382,6 +382,7 @@ impl Tool for RunPython {
             timeout: params.timeout.unwrap_or(self.timeout),
             cancellation: cx.cancellation.clone(),
             environment: BTreeMap::new(),
+            spills: true,
         };
         let before = self.session.listing().await?;
         let executed = self

@@ -93,6 +93,17 @@ async fn both_streams_keep_their_order() {
 }
 
 #[tokio::test]
+async fn long_output_leaves_no_files() {
+    let (sandbox, session) = open().await;
+    let long = request("a", "print('x' * 200_000)");
+    let (events, _) = execute(&*session, long).await;
+    assert_eq!(events.concat().len(), 200_001);
+    let code = "import os\nos.listdir()";
+    assert_eq!(execute(&*session, request("a", code)).await.0, ["=[]"]);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn variables_of_one_call_do_not_outlive_it() {
     let (sandbox, session) = open().await;
     let code = "import os\nprint(os.environ.get('HOME') == '/x', os.environ.get('ONE'))";
