@@ -89,7 +89,15 @@ async fn walk(sandbox: &dyn Sandbox) -> Result<Vec<(SandboxPath, Walk)>, ToolErr
         (temporary, own_in_temporary),
     ] {
         let mut walk = match sandbox.walk(&directory, MAX_WALKED).await {
-            Err(error) if error.kind() == SandboxErrorKind::NotFound => Walk::default(),
+            // Without namespaces, commands may not see the host's `/tmp`.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    SandboxErrorKind::NotFound | SandboxErrorKind::OutsideSandbox
+                ) =>
+            {
+                Walk::default()
+            }
             walk => walk?,
         };
         if let Some(nested) = nested {

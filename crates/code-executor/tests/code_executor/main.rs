@@ -12,7 +12,7 @@ mod hostile;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_backends_local::LocalBackend;
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::principal::{Level, Principal};
@@ -153,6 +153,21 @@ async fn files_of_all_places_are_stored_also_after_a_failure() {
     let sha256 = "cd2eb0837c9b4c962c22d2ff8b5441b7b45805887f051d39bf133b583baf6860";
     let made = user.python("open('b.txt', 'w').write('x' * 3)").await;
     assert_eq!(made["files"][0]["sha256"], sha256);
+    user.close().await;
+}
+
+#[tokio::test]
+async fn files_are_stored_where_the_hosts_tmp_is_not_visible() {
+    let directory = TempDir::new().unwrap();
+    let backend = LocalBackend::new().without(Mechanism::Namespaces);
+    let context = SandboxContext::new(RunId::new(), Policy::workspace());
+    let user = User {
+        files: files(&directory).await,
+        sandbox: backend.open(context).await.unwrap(),
+        principal: Some(Principal::new("alice", Level::User).unwrap()),
+    };
+    let made = user.python("open('a.csv', 'w').write('x')").await;
+    assert_eq!(names(&made), ["a.csv"]);
     user.close().await;
 }
 
