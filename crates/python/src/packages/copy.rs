@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -73,8 +74,8 @@ impl PackageSet {
 fn archive(directory: &Path) -> io::Result<String> {
     let path = archive_of(directory);
     if !path.exists() {
-        // Of this process, because another one may do the same.
-        let temporary = directory.with_extension(format!("{}.new", std::process::id()));
+        // Of this call, because another one may do the same.
+        let temporary = directory.with_extension(format!("{}.new", unique_id()));
         let encoder = GzEncoder::new(File::create(&temporary)?, Compression::fast());
         let mut packed = tar::Builder::new(BufWriter::new(encoder));
         packed.follow_symlinks(false);
@@ -90,5 +91,33 @@ fn archive(directory: &Path) -> io::Result<String> {
             0 => return Ok(format!("{:x}", digest.finalize())),
             read => digest.update(piece.get(..read).unwrap_or_default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_archive_that_is_packed_several_times_at_once_is_whole() {
+        let store = tempfile::tempdir().unwrap();
+        let set = store.path().join("set");
+        fs::create_dir_all(set.join("lib")).unwrap();
+        fs::write(set.join("lib/data"), vec![7; 16 << 20]).unwrap();
+        let barrier = Barrier::new(4);
+        let digests = thread::scope(|scope| {
+            let pack = || {
+                barrier.wait();
+                archive(&set).unwrap()
+            };
+            let threads = [(); 4].map(|()| scope.spawn(pack));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let whole = archive(&set).unwrap();
+        assert!(digests.iter().all(|it| *it == whole), "{digests:?}");
+        assert_eq!(fs::read_dir(store.path()).unwrap().count(), 2);
     }
 }
