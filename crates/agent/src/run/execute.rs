@@ -204,6 +204,9 @@ impl RunTask {
             None => None,
             Some(kept) => Some(self.begin_journal(kept, text, &messages).await?),
         };
+        resources
+            .has_earlier_sandbox
+            .store(false, Ordering::Release);
         let tools = Arc::clone(resources.tools.traits());
         Ok(PreparedRun {
             machine: Machine::new(resources.agent.rules.clone(), tools, messages),

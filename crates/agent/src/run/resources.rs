@@ -1,7 +1,7 @@
 //! The resources of a session, which its runs use.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use cantle_core::message::SharedMessage;
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
@@ -33,6 +33,8 @@ pub(crate) struct SessionResources {
     /// The conversation without the system message. A run holds the lock until it ends.
     pub(crate) history: Arc<Mutex<Vec<SharedMessage>>>,
     pub(crate) kept: Option<KeptSession>,
+    /// Whether the sandbox still belongs to an earlier run, since none has begun in this session.
+    pub(crate) has_earlier_sandbox: AtomicBool,
     pub(crate) skills: Option<Arc<Skills>>,
     pub(crate) runs: RunOptions,
 }

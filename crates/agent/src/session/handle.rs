@@ -1,7 +1,7 @@
 //! The session and how it is opened, for new runs or to resume one.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cantle_core::content::Content;
@@ -35,8 +35,6 @@ pub struct Session {
     _cancel_runs: DropGuard,
     sets: ToolSets,
     resumed: Mutex<Option<ResumedRun>>,
-    /// Whether the sandbox still belongs to an earlier run, since none has begun in this session.
-    has_earlier_sandbox: AtomicBool,
 }
 
 impl Session {
@@ -97,9 +95,8 @@ impl Session {
         if let Some(store) = store {
             session = session.keep(store, note, 0).await?;
         }
-        let mut session = Self::new(session, None);
-        session.has_earlier_sandbox = has_earlier_sandbox.into();
-        Ok(session)
+        session.resources.has_earlier_sandbox = has_earlier_sandbox.into();
+        Ok(Self::new(session, None))
     }
 
     /// Opens a session to resume a run.
@@ -216,7 +213,6 @@ impl Session {
             _cancel_runs: guard,
             sets,
             resumed: Mutex::new(resumed),
-            has_earlier_sandbox: AtomicBool::new(false),
         }
     }
 
@@ -254,7 +250,6 @@ impl Session {
     /// [`SessionErrorKind::Busy`] while another run of this session goes on.
     pub fn run(&self, task: impl Into<Content>) -> Result<Run, SessionError> {
         let history = self.lock_history()?;
-        self.has_earlier_sandbox.store(false, Ordering::Release);
         let start = RunStart::Task(RunId::new(), task.into());
         Ok(Run::start(Arc::clone(&self.resources), history, start))
     }
@@ -327,7 +322,7 @@ impl Session {
         let kept = resources.kept.as_ref();
         let can_go_on =
             kept.is_some_and(|kept| keeps_sandbox || kept.unfinished.load(Ordering::Acquire) > 0);
-        if can_go_on || self.has_earlier_sandbox.load(Ordering::Acquire) {
+        if can_go_on || resources.has_earlier_sandbox.load(Ordering::Acquire) {
             self.sets.suspend().await
         } else {
             self.sets.close().await

@@ -1,7 +1,7 @@
 //! Opening a session: providers, input files and skills, in this order.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
@@ -187,6 +187,7 @@ async fn open_providers(
         cancellation,
         history: Arc::default(),
         kept: None,
+        has_earlier_sandbox: AtomicBool::new(false),
         skills: request.skills.clone(),
         runs: request.runs.clone(),
     })

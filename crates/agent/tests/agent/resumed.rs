@@ -408,6 +408,37 @@ async fn a_run_killed_between_its_end_and_its_closing_delivers_again() {
     );
 }
 
+#[tokio::test]
+async fn a_run_that_cannot_begin_leaves_the_sandbox_to_the_earlier_run() {
+    let test_directory = TestDirectory::new();
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("code_exec", "a", json!({"cmd": "echo hello > kept.txt"}))]),
+        _ => finish("done"),
+    });
+    let agent = |turns| {
+        let agent = agent(&client).provider(test_directory.commands());
+        agent.max_turns(turns).build().unwrap()
+    };
+    let session = agent(1).session(test_directory.kept()).await.unwrap();
+    let first = outcome(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    let handle = test_directory.store.get(first.run).unwrap().sandbox;
+
+    let file = test_directory.directory.path().join("a file");
+    fs::write(&file, "").unwrap();
+    let options = SessionOptions::default()
+        .kept_in(RunStore::new(file), Value::Null)
+        .in_sandbox(handle.unwrap());
+    let session = agent(1).session(options).await.unwrap();
+    let refused = outcome(session.run("more").unwrap()).await;
+    assert_eq!(refused.error.unwrap().kind(), RunErrorKind::Journal);
+    session.close().await.unwrap();
+    assert_eq!(test_directory.sandboxes().len(), 1);
+
+    let resumed = test_directory.resume_to_end(&agent(9), first.run).await;
+    assert!(resumed.error.is_none(), "{:?}", resumed.error);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sub_agent_that_needs_its_whole_grace_is_still_in_its_callers_ledger() {
     // Two levels below, a tool that does not hear that it is to end.

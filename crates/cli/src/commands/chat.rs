@@ -252,11 +252,12 @@ impl Chat {
         display: &mut Display,
         token: &CancellationToken,
     ) -> Result<u8, Failure> {
+        let is_open = self.open.is_some();
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.open(message, display, token).await?,
         };
-        if self.runs.len() > self.earlier {
+        if is_open || self.runs.len() > self.earlier {
             open.task.content = Content::from(message);
         }
         let OpenRun {
@@ -270,13 +271,16 @@ impl Chat {
             .await?;
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
         let outcome = &ended.summary.outcome;
-        self.runs.push(outcome.run);
+        // Of a run that could not begin, nothing is kept: the latest one remains the latest.
+        if self.state.runs().run_directory(outcome.run).is_dir() {
+            self.runs.push(outcome.run);
+            self.finished = ended.finished();
+        }
         let is_summary = message == SUMMARIZE;
         if is_summary {
             self.summary = task.answer(outcome);
         }
         let has_workdir = task.workdir.is_some();
-        self.finished = ended.finished();
         let code = task.report(ended, display, user.as_ref()).await;
         self.open = Some(open);
         // The next message begins on a new copy of the directory, or with the summary.
