@@ -120,6 +120,11 @@ impl Account {
         self.state().earlier = time;
     }
 
+    /// Adds the spending of a sub-agent that ran in an earlier process and does not go on.
+    pub(crate) fn ended_sub_agent(&self, ledger: &Ledger) {
+        self.add(ledger.into());
+    }
+
     /// Adds a model call.
     pub(crate) fn model_call(&self, call: &ModelCall) {
         self.add(call.into());

@@ -111,7 +111,7 @@ impl SubAgent {
             }
             EarlierRun::Finished(content) => {
                 let record = record_of(&content.header.note);
-                (record, Err(self.finished(*content).await), false)
+                (record, Err(self.finished(*content, call).await), false)
             }
             EarlierRun::Nothing => {
                 let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {

@@ -177,7 +177,7 @@ impl SubAgent {
                 // Its earlier costs still count.
                 let content = tokio::task::spawn_blocking(move || store.read(run));
                 let content = content.await.ok().and_then(Result::ok);
-                result.report = content.and_then(|content| recorded_result(content).report);
+                result.report = content.and_then(|content| recorded_result(content, call).report);
                 return Err(result);
             }
         };
@@ -189,9 +189,13 @@ impl SubAgent {
 
     /// The result of a run that finished before its caller could record it. Its files were delivered
     /// before; its sandbox may still exist.
-    pub(super) async fn finished(&self, content: JournalContent) -> SubAgentResult {
+    pub(super) async fn finished(
+        &self,
+        content: JournalContent,
+        call: &SubAgentCall,
+    ) -> SubAgentResult {
         let sandbox = content.header.sandbox.clone();
-        let mut result = recorded_result(content);
+        let mut result = recorded_result(content, call);
         if let Some(handle) = sandbox.filter(|_| !self.shares_sandbox)
             && let Err(error) = Session::discard(&self.agent.0, handle).await
         {
@@ -201,8 +205,8 @@ impl SubAgent {
     }
 }
 
-/// Returns the result of a run, from its journal.
-fn recorded_result(content: JournalContent) -> SubAgentResult {
+/// Returns the result of a run, from its journal, and counts it against the budgets of its caller.
+fn recorded_result(content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
     let JournalContent {
         header, facts, end, ..
     } = content;
@@ -210,6 +214,7 @@ fn recorded_result(content: JournalContent) -> SubAgentResult {
     let tools = Arc::new(header.tool_traits());
     let machine = Machine::replay(header.rules, tools, header.messages, facts);
     let (_, _, ledger) = machine.into_parts();
+    call.scope.budget.ended_sub_agent(&ledger);
     SubAgentResult {
         success: finish.is_some(),
         text: match finish {

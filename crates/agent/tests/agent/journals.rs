@@ -409,6 +409,17 @@ async fn a_sub_agent_that_finished_before_its_parent_was_killed_is_not_run_again
 }
 
 #[tokio::test]
+async fn a_sub_agent_that_finished_before_its_parent_was_killed_counts_against_its_budget() {
+    let agent = calling_with_losses(&Scene::default());
+    // Four turns of the sub-agent and one of its parent, of 15 tokens each, are in the journals.
+    let budget = Budget::default().tokens(5 * 15);
+    let outcome = resumed("sub-agent-finished", &agent, budget).await;
+    let messages = user_messages(&outcome.history);
+    let is_last_turn = |text: &String| text.contains("75 of 75 tokens");
+    assert!(messages.iter().any(is_last_turn), "{messages:?}");
+}
+
+#[tokio::test]
 async fn a_run_with_an_exhausted_budget_continues_with_a_larger_one() {
     let scene = Scene::default();
     let agent = spending(&scene);
