@@ -188,6 +188,11 @@ impl Session {
         resources.skill_files.clone_from(&header.skill_files);
         let note = header.note.clone();
         let session = session.keep(store, note, 1).await?;
+        // A sandbox that is shared is a new one if the caller's own is.
+        let kept = session.resources.kept.as_ref();
+        let sandbox = kept.and_then(|kept| kept.sandbox.as_ref());
+        let is_shared = session.resources.sandbox.is_some() && !session.has_own_sandbox();
+        has_new_sandbox |= is_shared && (sandbox.is_none() || sandbox != header.sandbox.as_ref());
         let resumed = ResumedRun {
             reopened,
             has_new_sandbox,

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Scripted, agent, calls, finish, finish_tool, outcome, results, session, text,
+    Scripted, agent, calls, finish, finish_tool, outcome, results, session, text, user_messages,
 };
 
 /// The directory of a test's sandboxes and runs.
@@ -437,6 +437,55 @@ async fn a_run_that_cannot_begin_leaves_the_sandbox_to_the_earlier_run() {
 
     let resumed = test_directory.resume_to_end(&agent(9), first.run).await;
     assert!(resumed.error.is_none(), "{:?}", resumed.error);
+}
+
+#[tokio::test]
+async fn a_sub_agent_is_informed_that_the_sandbox_that_it_shares_is_a_new_one() {
+    let test_directory = TestDirectory::new();
+    let helper_client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("hang", "h", json!({}))]),
+        _ => finish("helped"),
+    });
+    let spec = ToolSpec::new("hang", "Hangs.", json!({"type": "object"}));
+    let hang = DynTool::from_schema(spec, |_, cx| async move {
+        cx.cancellation.cancelled().await;
+        Ok(ToolOutput::failure("stopped"))
+    });
+    let helper = Agent::builder("helper", helper_client.clone())
+        .tool(hang)
+        .finish(finish_tool())
+        .build()
+        .unwrap();
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("helper", "call", json!({"task": "Help."}))]),
+        _ => finish("done"),
+    });
+    let agent = agent(&client)
+        .provider(test_directory.commands())
+        .sub_agent(SubAgent::new(&helper, "Helps.").share_sandbox())
+        .build()
+        .unwrap();
+    let session = agent.session(test_directory.kept()).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    until_it_calls(&mut run, "hang").await;
+    let id = run.id();
+    run.cancel();
+    outcome(run).await;
+    session.close().await.unwrap();
+    for sandbox in test_directory.sandboxes() {
+        fs::remove_dir_all(sandbox).unwrap();
+    }
+
+    let options = ResumeOptions::default().fresh_sandbox();
+    let session = agent.resume(&test_directory.store, id, options);
+    let session = session.await.unwrap();
+    let resumed = outcome(session.resume().unwrap()).await;
+    session.close().await.unwrap();
+    assert!(resumed.error.is_none(), "{:?}", resumed.error);
+    let requests = helper_client.asked();
+    let messages = user_messages(&requests.last().unwrap().messages);
+    let is_informed = |text: &String| text.contains("its sandbox is gone");
+    assert!(messages.iter().any(is_informed), "{messages:?}");
 }
 
 #[tokio::test(start_paused = true)]
