@@ -34,15 +34,19 @@ impl OutputDir {
     /// in the directory where the run began; `None` if that can't be written.
     ///
     /// # Errors
-    /// If `cantle-out` is something else than a directory.
+    /// If `cantle-out` is something else than a directory, or the current directory is unknown.
     pub(crate) fn find(given: Option<PathBuf>, started_in: &Path) -> anyhow::Result<Option<Self>> {
+        let is_current = std::env::current_dir().is_ok_and(|current| current == started_in);
         if let Some(given) = given {
             if StoreTarget::of(&given).is_some() {
                 return Ok(Some(Self::Staged(StateDir::find()?.create_undelivered()?)));
             }
-            return Ok(Some(Self::Given(given)));
+            // Paths in the journal are relative to the directory where the run began.
+            return Ok(Some(Self::Given(match is_current {
+                true => given,
+                false => std::path::absolute(given)?,
+            })));
         }
-        let is_current = std::env::current_dir().is_ok_and(|current| current == started_in);
         let path = match is_current {
             true => PathBuf::from(DEFAULT),
             false => started_in.join(DEFAULT),

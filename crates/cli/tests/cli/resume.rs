@@ -184,6 +184,28 @@ async fn files_of_a_kept_run_are_exported() {
 }
 
 #[tokio::test]
+async fn files_that_a_run_delivers_where_it_is_resumed_are_found_again() {
+    let script = Script::new()
+        .turn(command("echo one >> effects"))
+        .turn(finish("all done", &["effects"]));
+    let (_server, env) = served(script).await;
+    let first = env.run(["run", "Have effects", "--max-turns", "1"]).await;
+    assert_eq!(first.code, Some(3), "{first:?}");
+    std::fs::create_dir(env.path("elsewhere")).unwrap();
+    let resume = ["run", "--resume", "last", "--max-turns", "5"];
+    let mut resume = env.command(resume.iter().chain(&["--output-dir", "out"]));
+    resume.current_dir(env.path("elsewhere"));
+    let resumed = wait_for_exit(resume.spawn().unwrap()).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_eq!(env.read("elsewhere/out/effects"), "one\n");
+
+    std::fs::remove_dir_all(env.path(WORKSPACES)).unwrap();
+    let exported = env.run(["runs", "export", "last", "copy"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read("copy/effects"), "one\n");
+}
+
+#[tokio::test]
 async fn finish_removes_what_the_unfinished_run_left() {
     let turns = || {
         Script::new()
