@@ -9,6 +9,7 @@ use cantle::core::content::Content;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
+use cantle::core::sandbox::Survival;
 use cantle::core::tool::{Progress, Question};
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
@@ -115,6 +116,8 @@ pub(crate) struct EndedRun {
     code: Code,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
+    /// Whether its result file could not be written, and resuming the run writes it.
+    lacks_result: bool,
 }
 
 impl EndedRun {
@@ -137,7 +140,14 @@ impl Task {
     ) -> Result<u8, Failure> {
         let people = (&mut user, None);
         let mut ended = self.run(&session, display, people, cancellation).await?;
-        let closed = self.close(session, ended.finished(), self.retention).await;
+        let closed = if ended.lacks_result {
+            let run = ended.summary.outcome.run;
+            let line = format!("To write it again: cantle run --resume {run}");
+            ended.summary.problems.push(line);
+            session.suspend().await
+        } else {
+            self.close(session, ended.finished(), self.retention).await
+        };
         for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
             display.note(&line).await;
         }
@@ -177,6 +187,7 @@ impl Task {
         let is_complete = outcome.error.is_none();
         let has_result = is_given || !outcome.outputs.saved.is_empty();
         let is_directory = self.store.is_none();
+        let mut lacks_result = false;
         if let Some(dir) = output_dir
             .as_deref()
             .filter(|_| is_complete && is_directory)
@@ -185,6 +196,10 @@ impl Task {
                 true => result_file::write(outcome, dir),
                 false => Ok(()),
             };
+            let sandbox = session.sandbox();
+            let outlives = sandbox.is_some_and(|it| it.info().survival != Survival::Nothing);
+            let finishes_again = self.is_resumable && outlives && self.workdir.is_none();
+            lacks_result = written.is_err() && outcome.finish.is_some() && finishes_again;
             let removed = || match is_resumed {
                 true => Unfinished::remove(dir, outcome.run),
                 false => Ok(()),
@@ -228,6 +243,7 @@ impl Task {
             summary,
             code,
             changes,
+            lacks_result,
         })
     }
 
@@ -313,6 +329,7 @@ impl Task {
             summary,
             mut code,
             changes,
+            ..
         } = ended;
         let outcome = &summary.outcome;
         let is_complete = outcome.error.is_none();

@@ -206,6 +206,32 @@ async fn files_that_a_run_delivers_where_it_is_resumed_are_found_again() {
 }
 
 #[tokio::test]
+async fn result_file_that_could_not_be_written_is_written_by_resuming() {
+    let env = TestEnv::new();
+    let result = env.path("out/cantle-result.json");
+    let obstacle = result.clone();
+    let script = Script::new()
+        .turn(command("echo one >> effects"))
+        .then_with(move |_| {
+            std::fs::create_dir_all(&obstacle).unwrap();
+            finish("all done", &["effects"])
+        });
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    let first = env.run(["run", "Have effects", "--output-dir", "out"]);
+    let first = first.await;
+    assert_eq!(first.code, Some(1), "{first:?}");
+    assert!(first.stderr.contains("cantle run --resume "), "{first:?}");
+
+    std::fs::remove_dir(&result).unwrap();
+    let resumed = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_eq!(env.result("out")["status"], "finished");
+    assert_eq!(env.list("out"), ["cantle-result.json", "effects"]);
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[tokio::test]
 async fn finish_removes_what_the_unfinished_run_left() {
     let turns = || {
         Script::new()
