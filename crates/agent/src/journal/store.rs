@@ -313,13 +313,23 @@ impl RunStore {
 }
 
 impl KeptRun {
-    /// Returns the kept runs of sub-agents, except unreadable ones. Blocks.
-    pub fn sub_agents(&self) -> Vec<Self> {
-        let directories = sub_agent_directories(&self.directory).unwrap_or_default();
-        let stores = directories.into_iter().map(RunStore::new);
-        stores
-            .flat_map(|store| store.list().unwrap_or_default().0)
-            .collect()
+    /// Returns the kept runs of sub-agents, and the errors of unreadable ones. Blocks.
+    pub fn sub_agents(&self) -> (Vec<Self>, Vec<StoreError>) {
+        let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
+        let directories = sub_agent_directories(&self.directory).unwrap_or_else(|error| {
+            unreadable.push(error);
+            Vec::new()
+        });
+        for directory in directories {
+            match RunStore::new(directory).list() {
+                Ok((listed, errors)) => {
+                    runs.extend(listed);
+                    unreadable.extend(errors);
+                }
+                Err(error) => unreadable.push(error),
+            }
+        }
+        (runs, unreadable)
     }
 }
 

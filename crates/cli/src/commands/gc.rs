@@ -122,23 +122,25 @@ fn add(all: &mut Reclaimed, more: Reclaimed) {
 /// Removes kept working directories, and copies of directories, that no journal names: their runs never began, or their
 /// journals are gone.
 async fn remove_orphans(state: &StateDir, all: &mut Reclaimed) {
-    let (mut runs, unreadable) = match state.runs().list() {
+    let (mut runs, mut unreadable) = match state.runs().list() {
         Ok(listed) => listed,
         Err(error) => return all.failed.push((state.workspaces(), error.to_string())),
     };
-    // An unreadable journal may name any of them.
-    if let Some(error) = unreadable.first() {
-        let error = format!("no kept working directory is removed: {error}");
-        return all.failed.push((state.workspaces(), error));
-    }
     let copy = |run: &KeptRun| SavedSettings::read(run.note.clone()).ok()?.working_copy;
     let copies = runs.iter().filter_map(copy).map(|copy| copy.directory);
     // Not later: what follows may take longer than the grace period.
     let copies = unnamed(&state.working_copies(), &copies.collect());
     let mut named = HashSet::new();
     while let Some(run) = runs.pop() {
-        runs.extend(run.sub_agents());
+        let (sub_agents, errors) = run.sub_agents();
+        runs.extend(sub_agents);
+        unreadable.extend(errors);
         named.extend(run.sandbox.as_ref().and_then(directory_of));
+    }
+    // An unreadable journal may name any of them.
+    if let Some(error) = unreadable.first() {
+        let error = format!("no kept working directory is removed: {error}");
+        return all.failed.push((state.workspaces(), error));
     }
     for path in unnamed(&state.workspaces(), &named) {
         match remove(&path).await {

@@ -313,7 +313,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
             if !kept_sandbox::is_shared(&store, &run).internal()? {
                 remove_sandbox(&run).await.internal()?;
             }
-            all.extend(run.sub_agents());
+            all.extend(run.sub_agents().0);
         }
         if let Some(copy) = working_copy(run) {
             copy.remove().internal()?;

@@ -165,7 +165,7 @@ impl RunRecord {
         let mut left = MAX_ATTACHED_BYTES;
         let mut runs = vec![self.run.clone()];
         while let Some(run) = runs.pop() {
-            runs.extend(run.sub_agents());
+            runs.extend(run.sub_agents().0);
             let Some(directory) = run.directory.parent() else {
                 continue;
             };

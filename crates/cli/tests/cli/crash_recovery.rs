@@ -217,4 +217,23 @@ async fn gc_removes_orphaned_working_directories() {
     assert!(gc.stdout.contains(orphan.to_str().unwrap()), "{gc:?}");
     let left = [&workspace, &orphan, &young, &begun].map(|path| path.exists());
     assert_eq!(left, [true, false, true, false]);
+
+    // The journal of a sub-agent that can't be read may name any of them.
+    copy(&env.path("copy"), &orphan);
+    let touched = Command::new("touch")
+        .args(["-d", "1 hour ago"])
+        .arg(&orphan)
+        .status();
+    assert!(touched.unwrap().success());
+    let runs = ".local/state/cantle/runs";
+    let run = env.list(runs).remove(0);
+    let damaged = "agents/call/01a2067fefe37241a2a824fac036503b/journal.jsonl";
+    env.write(format!("{runs}/{run}/{damaged}"), "{}\n");
+    let gc = env.run(["gc"]).await;
+    assert_eq!(gc.code, Some(1), "{gc:?}");
+    assert!(
+        gc.stderr.contains("no kept working directory is removed"),
+        "{gc:?}"
+    );
+    assert!(orphan.exists());
 }
