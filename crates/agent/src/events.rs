@@ -366,7 +366,7 @@ impl<'a> JournalEvents<'a> {
             error: end.error,
             turns: self.machine.turns(),
             duration: self.clock.used,
-            ledger: self.machine.ledger().clone(),
+            ledger: self.machine.final_ledger(),
         });
     }
 }

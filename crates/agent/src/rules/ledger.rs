@@ -7,7 +7,7 @@ use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
 use super::fact::CallOutcome;
 
 /// The ledger of a run, as far as its facts are known.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LedgerFold {
     ledger: Ledger,
     /// Ledgers of sub-agents that were suspended with the run. When they are resumed, their own

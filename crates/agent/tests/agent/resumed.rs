@@ -152,6 +152,11 @@ async fn a_cancelled_run_resumes_like_a_killed_one() {
     );
     session.close().await.unwrap();
     assert_eq!(test_directory.sandboxes().len(), 2, "both are kept");
+    let events = test_directory.store.events(id).unwrap();
+    let Some(EventKind::RunFinished { ledger, .. }) = events.last().map(|it| &it.kind) else {
+        panic!("{events:?}");
+    };
+    assert_eq!(ledger.reported_usage().total(), 3 * 15);
 
     let outcome = test_directory.resume_to_end(&agent, id).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);

@@ -173,6 +173,11 @@ impl Machine {
         self.ledger.ledger()
     }
 
+    /// The ledger at the end of a process, with suspended sub-agents.
+    pub(crate) fn final_ledger(&self) -> Ledger {
+        self.ledger.clone().into_ledger()
+    }
+
     /// Whether only a finish call is still possible: the model was informed, or time ran out.
     pub(crate) fn is_last_turn(&self) -> bool {
         use BudgetPhase::{FinalTurn, FinalTurnAnnounced};
