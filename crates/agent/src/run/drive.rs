@@ -22,12 +22,13 @@ use tracing::{Instrument as _, Span};
 use super::approve::{self, CallDecision};
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
+use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
 use crate::events;
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
-use crate::rules::{Action, CallOutcome, Fact, Machine, RunEnd};
+use crate::rules::{Action, BudgetState, CallOutcome, Fact, Machine, RunEnd};
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
 use crate::time::unix_seconds;
@@ -140,12 +141,19 @@ impl Driver {
 
     /// Asks the hooks whether an answer in text ends the run.
     async fn accept_text(&mut self, finish: &Finish) -> Result<(), RunError> {
-        let fact = match &self.resources.agent.hooks {
-            None => Fact::TextAccepted,
-            Some(hooks) => match guarded("at_finish", hooks.at_finish(finish)).await? {
+        let Some(hooks) = self.resources.agent.hooks.clone() else {
+            return self.record(Fact::TextAccepted);
+        };
+        // The hook may wait for long.
+        self.commit().await?;
+        let fact = tokio::select! {
+            biased;
+            decided = guarded("at_finish", hooks.at_finish(finish)) => match decided? {
                 AtFinish::Accept => Fact::TextAccepted,
                 AtFinish::Refuse { feedback } => Fact::TextRefused { feedback },
             },
+            () = self.scope.ending.cancellation.cancelled() => Fact::Cancelled { call: None },
+            state = out_of_time(&self.scope.budget) => Fact::OutOfTime { state, call: None },
         };
         self.record(fact)
     }
@@ -496,10 +504,20 @@ fn not_run(text: String) -> Box<CallOutcome> {
 }
 
 /// Sleeps; forever without a limit.
-pub(super) async fn sleep(time: Option<Duration>) {
+async fn sleep(time: Option<Duration>) {
     match time {
         Some(time) => tokio::time::sleep(time).await,
         None => pending().await,
+    }
+}
+
+/// Waits until a time budget, including the time of the last turn, is exhausted.
+pub(super) async fn out_of_time(budget: &Account) -> BudgetState {
+    loop {
+        match budget.time_left(LAST_TURN) {
+            Some((left, state)) if left.is_zero() => return state,
+            limit => sleep(limit.map(|(left, _)| left)).await,
+        }
     }
 }
 

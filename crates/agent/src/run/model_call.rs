@@ -18,12 +18,11 @@ use futures_util::StreamExt as _;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::drive::{Driver, LAST_TURN, sleep};
-use crate::budget::Account;
+use super::drive::{Driver, LAST_TURN, out_of_time};
 use crate::error::RunError;
 use crate::events;
 use crate::hooks::{BeforeModel, guarded};
-use crate::rules::{BudgetState, Fact, ModelFailure, SummaryAttempt};
+use crate::rules::{Fact, ModelFailure, SummaryAttempt};
 use crate::spans;
 use crate::time::unix_seconds;
 
@@ -140,6 +139,8 @@ impl Driver {
         let Some(hooks) = self.resources.agent.hooks.clone() else {
             return Ok(None);
         };
+        // The hook may wait for long.
+        self.commit().await?;
         let hook = hooks.before_model(turn, self.machine.messages());
         let decided = tokio::select! {
             decided = guarded("before_model", hook) => decided?,
@@ -427,16 +428,6 @@ impl Driver {
             names.push(format!("and {more} more"));
         }
         names
-    }
-}
-
-/// Waits until a time budget, including the time of the last turn, is exhausted.
-async fn out_of_time(budget: &Account) -> BudgetState {
-    loop {
-        match budget.time_left(LAST_TURN) {
-            Some((left, state)) if left.is_zero() => return state,
-            limit => sleep(limit.map(|(left, _)| left)).await,
-        }
     }
 }
 

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_agent::{
-    AfterTool, Approvals, AtFinish, BeforeModel, BeforeTool, Budget, Hooks, Outcome, Permission,
-    RunErrorKind, SessionOptions,
+    AfterTool, Agent, Approvals, AtFinish, BeforeModel, BeforeTool, Budget, Hooks, Outcome,
+    Permission, RunErrorKind, RunStore, SessionOptions, TextAnswers,
 };
 use cantle_core::content::Content;
-use cantle_core::event::{Finish, RunStatus};
+use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::message::{SharedMessage, ToolCall};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Scripted, agent, calls, echo, finish, outcome, results, session, user_messages,
+    Scripted, agent, calls, echo, finish, outcome, results, session, text, user_messages,
 };
 
 /// Returns configured decisions, and records its calls.
@@ -252,8 +253,15 @@ async fn a_hook_that_hangs_holds_up_neither_cancelling_nor_a_budget_of_time() {
         hangs: true,
         ..looking()
     };
-    let agent = agent(&client()).tool(echo("work")).hooks(hooks);
-    let agent = agent.build().unwrap();
+    let working = agent(&client()).tool(echo("work")).hooks(hooks);
+    check_that_it_ends(&working.build().unwrap()).await;
+    let answering = agent(&Scripted::new(|_, _| text("done")))
+        .text_answers(TextAnswers::EndTurn)
+        .hooks(Waiting::default());
+    check_that_it_ends(&answering.build().unwrap()).await;
+}
+
+async fn check_that_it_ends(agent: &Agent) {
     let session = agent.session(SessionOptions::default()).await.unwrap();
     let run = session.run("the task").unwrap();
     let control = run.control();
@@ -269,6 +277,47 @@ async fn a_hook_that_hangs_holds_up_neither_cancelling_nor_a_budget_of_time() {
     let session = agent.session(options).await.unwrap();
     let spent = session.run("the task").unwrap().outcome().await;
     assert_eq!(spent.error.unwrap().kind(), RunErrorKind::Budget);
+}
+
+/// Hangs before the second turn and at the finish, and says that it does.
+#[derive(Debug, Default)]
+struct Waiting(CancellationToken);
+
+#[async_trait]
+impl Hooks for Waiting {
+    async fn before_model(&self, turn: u32, _: &[SharedMessage]) -> BeforeModel {
+        if turn == 2 {
+            self.0.cancel();
+            pending::<()>().await;
+        }
+        BeforeModel::Ask
+    }
+
+    async fn at_finish(&self, _: &Finish) -> AtFinish {
+        pending().await
+    }
+}
+
+#[tokio::test]
+async fn results_are_on_disk_while_a_hook_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let hooks = Waiting::default();
+    let reached = hooks.0.clone();
+    let agent = agent(&client()).tool(echo("work")).hooks(hooks);
+    let options = SessionOptions::default().kept_in(store.clone(), Value::Null);
+    let session = agent.build().unwrap().session(options).await.unwrap();
+    let run = session.run("the task").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+        .await
+        .unwrap();
+    let events = store.events(run.id()).unwrap();
+    let mut kinds = events.iter().map(|event| &event.kind);
+    let is_result = |kind: &EventKind| matches!(kind, EventKind::ToolFinished { .. });
+    assert!(kinds.any(is_result), "{events:?}");
+    run.cancel();
+    outcome(run).await;
+    session.close().await.unwrap();
 }
 
 /// Panics in one place.
