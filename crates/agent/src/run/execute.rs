@@ -288,7 +288,6 @@ impl RunTask {
         let unfinished = self.restore_background(&facts).await?;
         let tools = Arc::clone(self.resources.tools.traits());
         let mut machine = Machine::replay(header.rules, tools, header.messages, facts);
-        self.scope.budget.carry_over(machine.ledger(), time_used);
         let standing = machine.standing_approvals().clone();
         *self.scope.standing_approvals.lock().await = standing;
         let kept = self.resources.kept.as_ref();
@@ -306,6 +305,8 @@ impl RunTask {
         // The sandbox must be known before it is used.
         journal.commit().await?;
         machine.apply(fact);
+        // Calls that were interrupted are in the ledger now.
+        self.scope.budget.carry_over(machine.ledger(), time_used);
         self.scope.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });

@@ -354,6 +354,16 @@ async fn a_run_killed_in_a_call_does_not_repeat_it() {
 }
 
 #[tokio::test]
+async fn an_interrupted_call_counts_against_the_budget() {
+    let agent = plain(&Scene::default());
+    let budget = Budget::default().tool_calls(2);
+    let outcome = resumed("in-a-call", &agent, budget).await;
+    let messages = user_messages(&outcome.history);
+    let is_last_turn = |text: &String| text.contains("2 of 2 tool calls");
+    assert!(messages.iter().any(is_last_turn), "{messages:?}");
+}
+
+#[tokio::test]
 async fn a_run_killed_after_a_summary_continues_from_it() {
     let scene = Scene::default();
     let outcome = resumed("summary", &summarizing(&scene), Budget::default()).await;
