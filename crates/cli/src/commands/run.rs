@@ -134,8 +134,8 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     options.inputs.include_ignored = args.inputs.no_ignore;
     options.inputs.include_secrets = args.inputs.include_secrets;
     let started_in = std::env::current_dir().unwrap_or_default();
-    let is_on_copy = args.workdir.workdir.is_some();
-    let output_dir = match is_on_copy && args.output_dir.is_none() {
+    let is_on_directory = args.workdir.workdir.is_some();
+    let output_dir = match is_on_directory && args.output_dir.is_none() {
         // The changes are the result.
         true => None,
         false => OutputDir::find(args.output_dir.clone(), &started_in).usage()?,
@@ -254,7 +254,8 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         .usage()?;
     let given = args.output_dir.clone().or_else(|| saved.output_dir.clone());
     let target = given.as_deref().and_then(StoreTarget::of);
-    let output_dir = match saved.working_copy.is_some() && given.is_none() {
+    let is_on_directory = saved.working_copy.is_some() || saved.in_place.is_some();
+    let output_dir = match is_on_directory && given.is_none() {
         true => None,
         false => OutputDir::find(given, &saved.started_in).usage()?,
     };

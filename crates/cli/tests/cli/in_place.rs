@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::{Value, json};
 
-use crate::support::{Exited, TestEnv};
+use crate::support::{Exited, TestEnv, wait_for_exit};
 use crate::{command, finish};
 
 /// Returns a server whose model runs a command and finishes, and a directory `repo` to work on.
@@ -164,6 +164,20 @@ async fn a_later_task_goes_on_in_the_directory() {
     assert_eq!(again.code, Some(0), "{again:?}");
     assert!(again.stderr.contains("Commands change"), "{again:?}");
     assert_eq!(env.read("repo/.envrc"), "made by the user\n");
+}
+
+#[tokio::test]
+async fn an_unfinished_run_is_resumed_in_the_directory() {
+    let (_server, env) = on_repository("true").await;
+    let here = async |args: &[&str]| {
+        let mut command = env.command(args);
+        wait_for_exit(command.current_dir(env.path("repo")).spawn().unwrap()).await
+    };
+    let run = ["run", "Correct it", "--workdir", ".", "--in-place"];
+    let stopped = here(&[&run[..], &["--max-turns", "1"]].concat()).await;
+    assert_eq!(stopped.code, Some(3), "{stopped:?}");
+    let resumed = here(&["run", "--resume", "last", "--max-turns", "5"]).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
 }
 
 #[tokio::test]
