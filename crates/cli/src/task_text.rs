@@ -26,7 +26,7 @@ const NOTICE_DELAY: Timespec = Timespec {
 ///
 /// # Errors
 /// If there are further arguments, the task is empty, or standard input is too large or no text.
-pub(crate) fn read(task: Option<&str>, more: &[String]) -> anyhow::Result<String> {
+pub(crate) async fn read(task: Option<&str>, more: &[String]) -> anyhow::Result<String> {
     if !more.is_empty() {
         let words = task.into_iter().chain(more.iter().map(String::as_str));
         let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
@@ -38,10 +38,10 @@ pub(crate) fn read(task: Option<&str>, more: &[String]) -> anyhow::Result<String
         );
     }
     let text = match task.unwrap_or_default() {
-        "-" => standard_input()?,
+        "-" => standard_input().await?,
         task if task.trim().is_empty() || !is_redirected() => task.to_owned(),
         task => {
-            let context = standard_input()?;
+            let context = standard_input().await?;
             match context.trim() {
                 "" => task.to_owned(),
                 context => format!("{task}\n\n<stdin>\n{context}\n</stdin>"),
@@ -62,7 +62,12 @@ fn is_redirected() -> bool {
     })
 }
 
-fn standard_input() -> anyhow::Result<String> {
+/// Reads standard input on another thread: an interrupt must not wait for its end.
+async fn standard_input() -> anyhow::Result<String> {
+    tokio::task::spawn_blocking(read_standard_input).await?
+}
+
+fn read_standard_input() -> anyhow::Result<String> {
     let failed = "failed to read standard input";
     let stdin = io::stdin().as_fd().try_clone_to_owned().context(failed)?;
     let mut ready = [PollFd::new(&stdin, PollFlags::IN)];

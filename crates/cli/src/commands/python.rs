@@ -11,7 +11,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES, PythonSession};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{FAILED, context, failure, forward, open, report};
+use super::exec::{CANCELLED, FAILED, context, failure, forward, open, report};
 use crate::args::PythonArgs;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
@@ -28,8 +28,13 @@ pub(crate) async fn perform(
     args: PythonArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let file = args.file.as_deref().unwrap_or(Path::new("-"));
-    let code = read(file).usage()?;
+    let file = args.file.clone().unwrap_or_else(|| "-".into());
+    // On another thread: an interrupt must not wait for the end of standard input.
+    let read = tokio::task::spawn_blocking(move || read(&file));
+    let Some(code) = cancellation.run_until_cancelled(read).await else {
+        return Ok(CANCELLED);
+    };
+    let code = code.map_err(anyhow::Error::new).flatten().usage()?;
     if args.check {
         return Ok(refuse(&Interpreter::new(LocalBackend::new()).check(&code)));
     }

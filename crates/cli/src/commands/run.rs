@@ -118,8 +118,8 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     };
     let variables = saved.map_or(&[][..], |saved| &saved.variables);
     config.policy.environment = args.variables.resolve(variables).usage()?;
-    let task = task_text::read(args.task.as_deref(), &args.more).usage()?;
-    let task = images::with_images(task, &args.image).usage()?;
+    let task = task_text::read(args.task.as_deref(), &args.more).await;
+    let task = images::with_images(task.usage()?, &args.image).usage()?;
     let schema = args
         .schema
         .as_deref()

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cantle_testkit::openai::{Fault, Script, ScriptedServer, Turn};
@@ -11,7 +12,9 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use crate::command;
-use crate::support::{DEADLINE, DEFAULT_SIGNALS, Mark, TestEnv, redact, send, wait_for_exit};
+use crate::support::{
+    DEADLINE, DEFAULT_SIGNALS, Mark, TestEnv, redact, send, until, wait_for_exit,
+};
 
 /// Time between SIGTERM and SIGKILL of a cancelled command.
 const GRACE: Duration = Duration::from_secs(1);
@@ -132,6 +135,28 @@ async fn cancel_interrupts_a_hanging_model_call() {
         exited.stderr,
         "cantle: cancelling; interrupt again to exit immediately\ncantle: the run was cancelled\n"
     );
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait_for_standard_input() {
+    let env = TestEnv::new().with_server("http://127.0.0.1:9/v1");
+    for (name, code) in [("run", 4), ("python", 130)] {
+        let mut command = env.command_with_signals(&[DEFAULT_SIGNALS], [name, "-"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        // It has no end.
+        let _stdin = child.stdin.take();
+        let status = format!("/proc/{}/status", child.id().unwrap());
+        let listens = || {
+            let status = std::fs::read_to_string(&status).unwrap();
+            let mut caught = status.lines().filter_map(|it| it.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.next().unwrap().trim(), 16).unwrap();
+            caught >> (Signal::INT.as_raw() - 1) & 1 == 1
+        };
+        until(listens).await;
+        send(&child, Signal::INT);
+        let exited = wait_for_exit(child).await;
+        assert_eq!(exited.code, Some(code), "{exited:?}");
+    }
 }
 
 #[tokio::test]
