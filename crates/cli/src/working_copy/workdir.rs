@@ -44,12 +44,8 @@ impl Workdir {
         let copy = WorkingCopy::new(origin, &parent, &options.inputs)?;
         let chosen = options.inputs.clone();
         options.input_files.push(copy.input());
-        // What is in the copy has been chosen.
-        options.inputs = InputOptions::default();
-        (
-            options.inputs.include_ignored,
-            options.inputs.include_secrets,
-        ) = (true, true);
+        // What is in the copy has been chosen, by rules of directories that it is not in. The others hold for further inputs.
+        options.inputs.include_ignored = true;
         options.runs.user_directory =
             Some(UserDirectory::Copied(copy.origin.display().to_string()));
         Ok(Some(Self {

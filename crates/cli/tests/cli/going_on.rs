@@ -194,6 +194,27 @@ async fn run_on_a_directory_is_continued_on_a_new_copy() {
 }
 
 #[tokio::test]
+async fn what_was_left_out_of_a_copy_and_secrets_of_further_inputs_stay_outside() {
+    let script = Script::new()
+        .turn(finish("Done.", &[]))
+        .turn(command("find . -type f"))
+        .turn(finish("Done.", &[]));
+    let (server, env) = served(script).await;
+    env.write("repo/notes.txt", "begin\n");
+    env.write("data/new.txt", "new\n");
+    env.write("data/.env", "SECRET=1\n");
+    let first = ["run", "Look", "--workdir", "repo"];
+    assert_eq!(env.run(first).await.code, Some(0));
+    let second = ["run", "--continue", "last", "Look again", "--input", "data"];
+    let second = env.run(second).await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    let found = last_messages(&server);
+    assert_contains(&found, "./notes.txt");
+    assert_contains(&found, "./data/new.txt");
+    assert!(!found.concat().contains("./data/.env"), "{found:?}");
+}
+
+#[tokio::test]
 async fn wrong_use_is_refused() {
     let script = Script::new().turn(finish("Done.", &[]));
     let (_server, env) = served(script).await;
