@@ -91,8 +91,10 @@ impl EarlierRun {
             args.workdir.workdir = Some(in_place.directory.clone());
             args.workdir.in_place = true;
         }
-        let origin = saved.working_copy.as_ref().map(|copy| &copy.origin);
-        or(&mut args.workdir.workdir, origin);
+        if let (Some(copy), None) = (&saved.working_copy, &args.workdir.workdir) {
+            args.workdir.workdir = Some(copy.origin.clone());
+            copy.choose_again(&mut args.inputs);
+        }
         args.approve = args.approve.or_else(|| saved.approve.clone());
         args
     }

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::changes::{Changes, Status};
 pub(crate) use self::review::{apply, revert, summary};
 pub(crate) use self::workdir::Workdir;
+use crate::args::InputArgs;
 use crate::environment::variable;
 use crate::result_file::write_atomically;
 use crate::state_dir::create_private;
@@ -54,6 +55,9 @@ pub(crate) struct WorkingCopy {
     include_ignored: bool,
     /// Whether files that look like secrets count.
     include_secrets: bool,
+    /// Patterns of files that were left out.
+    #[serde(default)]
+    exclude: Vec<String>,
 }
 
 /// Keeps other processes from working on a copy.
@@ -97,7 +101,17 @@ impl WorkingCopy {
             origin: project_directory(origin)?,
             include_ignored: options.include_ignored,
             include_secrets: options.include_secrets,
+            exclude: options.exclude.clone(),
         })
+    }
+
+    /// Has a new copy of the directory leave out what this one does, unless flags say otherwise.
+    pub(crate) fn choose_again(&self, inputs: &mut InputArgs) {
+        inputs.no_ignore |= self.include_ignored;
+        inputs.include_secrets |= self.include_secrets;
+        if inputs.exclude.is_empty() {
+            inputs.exclude.clone_from(&self.exclude);
+        }
     }
 
     /// Copies the files. Returns warnings about those that are left out. Blocks.

@@ -201,9 +201,10 @@ async fn what_was_left_out_of_a_copy_and_secrets_of_further_inputs_stay_outside(
         .turn(finish("Done.", &[]));
     let (server, env) = served(script).await;
     env.write("repo/notes.txt", "begin\n");
+    env.write("repo/customers.csv", "1\n");
     env.write("data/new.txt", "new\n");
     env.write("data/.env", "SECRET=1\n");
-    let first = ["run", "Look", "--workdir", "repo"];
+    let first = ["run", "Look", "--workdir", "repo", "--exclude", "*.csv"];
     assert_eq!(env.run(first).await.code, Some(0));
     let second = ["run", "--continue", "last", "Look again", "--input", "data"];
     let second = env.run(second).await;
@@ -211,7 +212,9 @@ async fn what_was_left_out_of_a_copy_and_secrets_of_further_inputs_stay_outside(
     let found = last_messages(&server);
     assert_contains(&found, "./notes.txt");
     assert_contains(&found, "./data/new.txt");
-    assert!(!found.concat().contains("./data/.env"), "{found:?}");
+    for left_out in ["./customers.csv", "./data/.env"] {
+        assert!(!found.concat().contains(left_out), "{found:?}");
+    }
 }
 
 #[tokio::test]
