@@ -27,16 +27,17 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         print(lines.collect::<String>())?;
         return Ok(0);
     }
-    if let Some(directory) = &args.directory {
-        std::env::set_current_dir(directory)
-            .with_context(|| format!("failed to enter {}", directory.display()))
-            .usage()?;
-    }
-    let directory = canonical(Path::new(".")).usage()?;
+    let directory = args.directory.as_deref().unwrap_or(Path::new("."));
     if args.remove {
-        record.set(directory, None).internal()?;
+        // It may be gone.
+        let listed = canonical(directory).or_else(|_| std::path::absolute(directory));
+        record.set(listed.usage()?, None).internal()?;
         return Ok(0);
     }
+    std::env::set_current_dir(directory)
+        .with_context(|| format!("failed to enter {}", directory.display()))
+        .usage()?;
+    let directory = canonical(Path::new(".")).usage()?;
     // Relative paths, as in the settings, are the names in the record.
     let mut project = Project::read(Path::new("")).usage()?;
     project.read_named().usage()?;

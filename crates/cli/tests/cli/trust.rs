@@ -159,6 +159,15 @@ async fn trust_holds_until_a_file_changes() {
     assert_eq!(env.run(RUN).await.stderr, "");
     assert_eq!(env.run(["trust", "--remove"]).await.code, Some(0));
     assert!(env.run(RUN).await.stderr.contains("is not trusted"));
+
+    env.write("gone/cantle.toml", "max_turns = 5\n");
+    let gone = env.path("gone").canonicalize().unwrap();
+    let gone = gone.to_str().unwrap();
+    assert_eq!(env.run(["trust", gone]).await.code, Some(0));
+    std::fs::remove_dir_all(gone).unwrap();
+    let removed = env.run(["trust", "--remove", gone]).await;
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    assert_eq!(env.run(["trust", "--list"]).await.stdout, "");
 }
 
 #[tokio::test]
