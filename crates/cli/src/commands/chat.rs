@@ -28,6 +28,7 @@ use crate::earlier_run::{self, EarlierRun};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::export;
 use crate::interrupts::Interrupts;
+use crate::kept_sandbox;
 use crate::line_editor::{Line, LineEditor};
 use crate::saved_settings::SavedSettings;
 use crate::settings::Retention;
@@ -84,6 +85,8 @@ pub(crate) struct Chat {
     runs: Vec<RunId>,
     /// How many of them other processes made.
     earlier: usize,
+    /// Which sandboxes stay when the conversation ends.
+    retention: Option<Retention>,
     /// The summary that replaces the conversation.
     summary: Option<String>,
     /// Text that was typed and not sent.
@@ -132,6 +135,7 @@ impl Chat {
             finished: None,
             earlier: runs.len(),
             runs,
+            retention: None,
             summary: None,
             typed: String::new(),
             code: Code::Finished as u8,
@@ -159,6 +163,10 @@ impl Chat {
             };
         }
         self.close(None).await;
+        if let Some(retention) = self.retention {
+            // Those of sessions that were closed before.
+            let _ = kept_sandbox::prune(&self.state, retention).await;
+        }
         if let Some(run) = self.runs.last() {
             print(format!("To continue: cantle chat --continue {run}\n"))?;
         }
@@ -312,6 +320,7 @@ impl Chat {
             None => run::prepare(&args).await?,
         };
         let open = prepared.open(display, token).await?;
+        self.retention = open.task.retention;
         self.summary = None;
         // They were for the first message.
         self.args.image.clear();

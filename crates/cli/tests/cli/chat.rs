@@ -397,6 +397,22 @@ async fn summary_and_another_model_go_on_in_the_same_sandbox() {
 }
 
 #[tokio::test]
+async fn a_session_that_was_closed_for_another_model_is_kept_as_the_settings_say() {
+    let (_server, env) = served(Script::new().turn(finish("An answer.", &[]))).await;
+    let env = env.set("CANTLE_KEEP_DAYS", "0");
+    let Some(mut chat) = Terminal::chat(&env, "'Hello'") else {
+        return;
+    };
+    chat.shows("An answer.").await;
+    chat.enters("/model other").await;
+    chat.shows("From now on: other").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let workspaces = ".local/state/cantle/workspaces";
+    assert_eq!(env.list(workspaces), [""; 0]);
+}
+
+#[tokio::test]
 async fn only_the_first_message_gets_the_fresh_sandbox() {
     let script = Script::new()
         .turn(command("echo one > notes"))
