@@ -132,8 +132,18 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
             .hide_env_values(true)
             .help("Let the settings of [profile.NAME] in cantle.toml override the others")
             .help_heading("Settings");
+        let others = command.get_arguments().map(|arg| arg.get_id().clone());
+        let others: Vec<_> = others.collect();
+        let with_variable = |arg: clap::Arg| match others.contains(arg.get_id()) {
+            true => arg,
+            false => {
+                let variable = format!("CANTLE_{}", arg.get_id().as_str().to_uppercase());
+                // A definition has names that stay.
+                arg.env(&*variable.leak()).hide_env_values(true)
+            }
+        };
         G::augment_args(command)
-            .mut_args(|arg| arg.hide_env_values(true))
+            .mut_args(with_variable)
             .args([profile, trust])
     }
 

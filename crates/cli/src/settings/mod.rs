@@ -1,7 +1,7 @@
 //! The settings: one declaration for flags, `CANTLE_*` variables, `cantle.toml` and `--help`.
 //!
-//! A field's name is its key in `cantle.toml` and, with dashes, its flag. [`layers`] merges the
-//! origins of settings; [`crate::config`] turns the result into the configuration of a run, and
+//! A field's name is its key in `cantle.toml`, with dashes its flag, and in upper case, after `CANTLE_`, its variable.
+//! [`layers`] merges the origins of settings; [`crate::config`] turns the result into the configuration of a run, and
 //! [`crate::saved_settings`] keeps it for resuming.
 
 pub(crate) mod layers;
@@ -39,50 +39,34 @@ pub(crate) struct Settings {
     pub(crate) model: ModelSettings,
 
     /// Instructions that are added to the built-in system prompt; `@FILE` reads them from a file
-    #[arg(
-        long,
-        value_name = "TEXT|@FILE",
-        env = "CANTLE_SYSTEM_PROMPT",
-        help_heading = "Model"
-    )]
+    #[arg(long, value_name = "TEXT|@FILE", help_heading = "Model")]
     pub(crate) system_prompt: Option<String>,
 
     /// Maximum number of turns (model calls with their tool calls) [default: 30]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "CANTLE_MAX_TURNS",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
     pub(crate) max_turns: Option<NonZeroU32>,
 
     /// Number of times that the same calls may have the same results before the run ends; 0 for any [default: 6]
     ///
     /// Calls that take 10 s or longer do not count.
-    #[arg(
-        long,
-        value_name = "N",
-        env = "CANTLE_MAX_REPEATS",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
     pub(crate) max_repeats: Option<u32>,
 
     /// Require a call of the finish tool, even if the model only answers in text
     ///
     /// Otherwise the run ends with its last answer if the model still answers in text after a reminder.
-    #[arg(long, env = "CANTLE_STRICT_FINISH", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new(), help_heading = "Limits")]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new(),
+        help_heading = "Limits")]
     pub(crate) strict_finish: Option<bool>,
 
     /// Maximum duration of one command, such as 300, 90s, 5m or 1h [default: 300]
-    #[arg(long, value_name = "TIME", env = "CANTLE_TIMEOUT", value_parser = parse_duration,
-        help_heading = "Limits")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Limits")]
     #[serde(with = "values::duration")]
     pub(crate) timeout: Option<Duration>,
 
     /// Run the commands of one turn in parallel instead of one after another
-    #[arg(long, env = "CANTLE_PARALLEL_COMMANDS", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new(),
+        help_heading = "Sandbox")]
     pub(crate) parallel_commands: Option<bool>,
 
     /// Optional tools for the model, separated by commas: browser, calculator, python, web
@@ -93,7 +77,6 @@ pub(crate) struct Settings {
     #[arg(
         long,
         value_name = "LIST",
-        env = "CANTLE_TOOLS",
         value_delimiter = ',',
         value_enum,
         hide_possible_values = true,
@@ -107,7 +90,6 @@ pub(crate) struct Settings {
     #[arg(
         long,
         value_name = "SERVICE",
-        env = "CANTLE_SEARCH",
         value_enum,
         hide_possible_values = true,
         help_heading = "Sandbox"
@@ -136,12 +118,7 @@ pub(crate) struct PackageSettings {
     ///
     /// Packages are installed once, from the index that pip and uv are configured with, in a sandbox that reaches that
     /// index and nothing else. Code sees them read-only and needs no network. For the tool `python` of --tools.
-    #[arg(
-        long,
-        value_name = "SPEC",
-        env = "CANTLE_PACKAGE",
-        value_delimiter = ';'
-    )]
+    #[arg(long, value_name = "SPEC", value_delimiter = ';')]
     pub(crate) package: Vec<PackageSpecifier>,
 
     #[command(flatten)]
@@ -158,17 +135,11 @@ pub(crate) struct PackageSourceSettings {
     ///
     /// A package that is named with a URL needs it. With `,private`, as in mirror.example.org,private, the addresses of
     /// a host (also of the index) may be in a private network, but never this machine's.
-    #[arg(
-        long,
-        value_name = "HOST",
-        env = "CANTLE_PACKAGE_HOST",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) package_host: Vec<AllowedHost>,
 
     /// Look for newer versions of the packages, which otherwise stay as they were first installed
-    #[arg(long, env = "CANTLE_REFRESH_PACKAGES", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new())]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) refresh_packages: Option<bool>,
 }
 
@@ -215,11 +186,11 @@ pub(crate) struct KeepSettings {
     /// Days for which a finished run keeps its working directory, for --continue; 0 for none [default: 7]
     ///
     /// For the local backend. That of a run that can be resumed stays.
-    #[arg(long, value_name = "N", env = "CANTLE_KEEP_DAYS")]
+    #[arg(long, value_name = "N")]
     pub(crate) keep_days: Option<u32>,
 
     /// Maximum total size of working directories of finished runs, such as 500M; the oldest are removed [default: 1G]
-    #[arg(long, value_name = "SIZE", env = "CANTLE_KEEP_SIZE")]
+    #[arg(long, value_name = "SIZE")]
     pub(crate) keep_size: Option<Size>,
 }
 
@@ -229,116 +200,108 @@ pub(crate) struct KeepSettings {
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelSettings {
     /// Model name, as its provider spells it
-    #[arg(long, value_name = "NAME", env = "CANTLE_MODEL")]
+    #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
 
     /// Model provider: determines the base URL and the variable that holds the key [default: openai]
-    #[arg(long, value_enum, env = "CANTLE_PROVIDER")]
+    #[arg(long, value_enum)]
     pub(crate) provider: Option<Provider>,
 
     /// Wire protocol [default: messages for Anthropic, otherwise chat]
-    #[arg(long, value_enum, env = "CANTLE_API")]
+    #[arg(long, value_enum)]
     pub(crate) api: Option<Api>,
 
     /// Base URL of the API; it usually ends in /v1
-    #[arg(long, value_name = "URL", env = "CANTLE_BASE_URL")]
+    #[arg(long, value_name = "URL")]
     pub(crate) base_url: Option<String>,
 
     /// Maximum number of output tokens of one model call
-    #[arg(long, value_name = "N", env = "CANTLE_MAX_TOKENS")]
+    #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<u64>,
 
     /// Context window of the model in tokens, if the provider does not report it
-    #[arg(long, value_name = "N", env = "CANTLE_CONTEXT_WINDOW")]
+    #[arg(long, value_name = "N")]
     pub(crate) context_window: Option<u64>,
 
     /// Reasoning effort, as the provider names it: mostly low, medium or high
-    #[arg(long, value_name = "LEVEL", env = "CANTLE_EFFORT")]
+    #[arg(long, value_name = "LEVEL")]
     pub(crate) effort: Option<String>,
 
     /// Sampling temperature; many reasoning models refuse it
-    #[arg(long, value_name = "N", env = "CANTLE_TEMPERATURE", value_parser = values::parse_temperature)]
+    #[arg(long, value_name = "N", value_parser = values::parse_temperature)]
     #[serde(deserialize_with = "values::temperature")]
     pub(crate) temperature: Option<f64>,
 
     /// Another parameter of requests, sent unchanged, such as top_p=0.9 or 'stop=["END"]'; can be repeated
     ///
     /// A JSON object sets several parameters.
-    #[arg(long, value_name = "NAME=JSON", env = "CANTLE_PARAM")]
+    #[arg(long, value_name = "NAME=JSON")]
     pub(crate) param: Vec<Param>,
 
     /// Whether the model accepts images [default: as its provider reports]
     ///
     /// A model that does has the tool `view_image`.
-    #[arg(long, value_enum, env = "CANTLE_VISION")]
+    #[arg(long, value_enum)]
     pub(crate) vision: Option<Switch>,
 
     /// Do not stream answers
-    #[arg(long, env = "CANTLE_NO_STREAM", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new())]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) no_stream: Option<bool>,
 
     /// Server type, if the URL does not reveal it
     ///
     /// Servers deviate from the Chat Completions protocol; vllm, for example, refuses an output limit
     /// that exceeds the rest of the context window.
-    #[arg(long, env = "CANTLE_SERVER", value_parser = values::server())]
+    #[arg(long, value_parser = values::server())]
     #[serde(with = "values::server_name")]
     pub(crate) server: Option<Server>,
 
     /// Let the provider store the conversation (with --api responses)
-    #[arg(long, env = "CANTLE_STATEFUL", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new())]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) stateful: Option<bool>,
 
     /// Another model of the same provider, used if the first one fails; can be repeated
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "CANTLE_FALLBACK_MODEL",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) fallback_model: Vec<String>,
 
     /// How long failed model calls are repeated, such as 90s or 5m [default: 5m]
     ///
     /// Rate limits, failures of the server, broken connections and timeouts are temporary. A server that has
     /// never answered is given up after 10 s, and any model but the last of --fallback-model too.
-    #[arg(long, value_name = "TIME", env = "CANTLE_RETRY_FOR", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     #[serde(with = "values::duration")]
     pub(crate) retry_for: Option<Duration>,
 
     /// Do not repeat failed model calls
-    #[arg(long, env = "CANTLE_NO_RETRY", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new())]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) no_retry: Option<bool>,
 
     /// Price of a million input tokens in US dollars [default: as reported by the provider, or its list price]
-    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_INPUT", value_parser = values::parse_price)]
+    #[arg(long, value_name = "USD", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
     pub(crate) price_input: Option<f64>,
 
     /// Price of a million output tokens, including reasoning
-    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_OUTPUT", value_parser = values::parse_price)]
+    #[arg(long, value_name = "USD", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
     pub(crate) price_output: Option<f64>,
 
     /// Price of a million input tokens read from the prompt cache [default: --price-input]
-    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_CACHE_READ", value_parser = values::parse_price)]
+    #[arg(long, value_name = "USD", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
     pub(crate) price_cache_read: Option<f64>,
 
     /// Price of a million input tokens written to the prompt cache [default: --price-input]
-    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_CACHE_WRITE", value_parser = values::parse_price)]
+    #[arg(long, value_name = "USD", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
     pub(crate) price_cache_write: Option<f64>,
 
     /// Maximum number of requests per minute
-    #[arg(long, value_name = "N", env = "CANTLE_RPM")]
+    #[arg(long, value_name = "N")]
     pub(crate) rpm: Option<NonZeroU32>,
 
     /// Maximum number of input and output tokens per minute
-    #[arg(long, value_name = "N", env = "CANTLE_TPM")]
+    #[arg(long, value_name = "N")]
     pub(crate) tpm: Option<NonZeroU64>,
 }
 
@@ -353,7 +316,7 @@ pub(crate) struct SandboxSettings {
     /// container of an image, or of the image built from a Dockerfile; `container:ID`: in a running
     /// container; `remote`, `remote:TEMPLATE`: in a sandbox of an E2B-compatible service, with the key in
     /// E2B_API_KEY and optional addresses in E2B_API_URL and E2B_SANDBOX_URL.
-    #[arg(long, value_name = "WHERE", env = "CANTLE_BACKEND")]
+    #[arg(long, value_name = "WHERE")]
     pub(crate) backend: Option<BackendArg>,
 
     #[command(flatten)]
@@ -371,50 +334,34 @@ pub(crate) struct PolicySettings {
     /// `workspace`: read the system's programs, write the working directory, no network; `network`: like
     /// workspace, plus the hosts of --allow-host; `read_only`: write nothing, no network; `unconfined`:
     /// everything that you may do.
-    #[arg(long, value_name = "NAME", env = "CANTLE_POLICY", value_parser = values::preset())]
+    #[arg(long, value_name = "NAME", value_parser = values::preset())]
     #[serde(with = "values::preset_name")]
     pub(crate) policy: Option<Preset>,
 
     /// Host that commands may reach, such as api.example.com or '*.example.org'; can be repeated
     ///
     /// With `,private`, as in mirror.example.org,private, its addresses may be in a private network, but never this machine's.
-    #[arg(
-        long,
-        value_name = "HOST",
-        env = "CANTLE_ALLOW_HOST",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) allow_host: Vec<AllowedHost>,
 
     /// Host that neither commands nor web tools may reach, such as ads.example.org; can be repeated
     ///
     /// It removes hosts from those of --allow-host; without --allow-host, it applies to the web tools only.
-    #[arg(
-        long,
-        value_name = "HOST",
-        env = "CANTLE_DENY_HOST",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) deny_host: Vec<HostPattern>,
 
     /// Resource limit, such as memory=2G, processes=64 or cpu_time=5m; can be repeated
-    #[arg(
-        long,
-        value_name = "NAME=VALUE",
-        env = "CANTLE_LIMIT",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
     pub(crate) limit: Vec<Limit>,
 
     /// Directory or file that commands may read, such as a toolchain or a virtual environment; can be repeated
     ///
     /// It has the same path in the sandbox, and is read-only there. Only the local backend supports it.
-    #[arg(long, value_name = "PATH", env = "CANTLE_READ", value_delimiter = ':')]
+    #[arg(long, value_name = "PATH", value_delimiter = ':')]
     pub(crate) read: Vec<PathBuf>,
 
     /// Run even if this machine can't enforce the whole policy, and list what is not enforced
-    #[arg(long, env = "CANTLE_BEST_EFFORT", action = ArgAction::SetTrue,
-        value_parser = FalseyValueParser::new())]
+    #[arg(long, action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) best_effort: Option<bool>,
 }
 
