@@ -366,16 +366,23 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
     };
     let _lock = copy.lock().usage()?;
     let mut changes = match copy.changes().internal()? {
+        Some(changes)
+            if !run.status.is_resumable()
+                || how.revert
+                || how.reject
+                || matches!(changes.status, Status::Applying | Status::Reverting) =>
+        {
+            changes
+        }
         // An unfinished run may have gone on since.
-        Some(changes) if !run.status.is_resumable() || changes.status != Status::Pending => changes,
-        _ => match reattach(&run).await.internal()? {
+        earlier => match reattach(&run).await.internal()? {
             Some(sandbox) => {
                 sandbox.persist().await.internal()?;
                 copy.collect(&*sandbox, false).await.internal()?
             }
             None => {
-                let message = format!("the working directory of run {} is gone", run.run);
-                return Err(anyhow!(message)).usage();
+                let gone = || format!("the working directory of run {} is gone", run.run);
+                earlier.with_context(gone).usage()?
             }
         },
     };

@@ -21,7 +21,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::WorkingCopy;
-use super::changes::{Change, Changes, Status, Tree, Version};
+use super::changes::{Changes, Status, Tree, Version};
 
 /// Start of the temporary names.
 const PREFIX: &str = ".cantle-apply";
@@ -72,6 +72,8 @@ struct Step<'c> {
     path: &'c str,
     /// The file that is expected in its place.
     before: Option<&'c Version>,
+    /// The file that changes which were applied before have put there, which is expected, too.
+    applied: Option<&'c Option<Version>>,
     /// The file that is to be there.
     after: Option<&'c Version>,
     tree: Tree,
@@ -102,10 +104,9 @@ impl WorkingCopy {
         left_out: &BTreeSet<String>,
     ) -> anyhow::Result<usize> {
         changes.left_out.clone_from(left_out);
-        let files = changes.files.clone();
-        let steps = files.iter().enumerate();
-        let steps = steps.filter(|(_, change)| !left_out.contains(&change.path));
-        let steps = steps.map(|(number, change)| Step::to(Tree::New, number, change));
+        let current = changes.clone();
+        let steps = Step::all(&current, Tree::New);
+        let steps = steps.filter(|step| !left_out.contains(step.path));
         self.perform(
             changes,
             steps.collect(),
@@ -118,12 +119,10 @@ impl WorkingCopy {
     /// # Errors
     /// As [`apply`](Self::apply).
     pub(crate) fn revert(&self, changes: &mut Changes) -> anyhow::Result<usize> {
-        let files = changes.files.clone();
-        let steps = files.iter().enumerate();
-        let steps = steps.map(|(number, change)| Step::to(Tree::Old, number, change));
+        let current = changes.clone();
         self.perform(
             changes,
-            steps.collect(),
+            Step::all(&current, Tree::Old).collect(),
             (Status::Reverting, Status::Reverted),
         )
     }
@@ -221,19 +220,23 @@ impl WorkingCopy {
 }
 
 impl<'c> Step<'c> {
-    /// Returns the step from one version of a changed file to the other.
-    fn to(tree: Tree, number: usize, change: &'c Change) -> Self {
-        let (before, after) = match tree {
-            Tree::New => (&change.old, &change.new),
-            Tree::Old => (&change.new, &change.old),
-        };
-        Self {
-            number,
-            path: &change.path,
-            before: before.as_ref(),
-            after: after.as_ref(),
-            tree,
-        }
+    /// Returns the steps to one version of the changed files.
+    fn all(changes: &'c Changes, tree: Tree) -> impl Iterator<Item = Self> {
+        let files = changes.files.iter().enumerate();
+        files.map(move |(number, change)| {
+            let (before, after) = match tree {
+                Tree::New => (&change.old, &change.new),
+                Tree::Old => (&change.new, &change.old),
+            };
+            Self {
+                number,
+                path: &change.path,
+                before: before.as_ref(),
+                applied: changes.applied.get(&change.path),
+                after: after.as_ref(),
+                tree,
+            }
+        })
     }
 
     /// Returns what is to be done, unless it is done already.
@@ -241,7 +244,7 @@ impl<'c> Step<'c> {
         let step = || Step { ..*self };
         let current = match find(root, self.path) {
             Ok(None) if self.after.is_none() => return Ok(None),
-            Ok(None) if self.before.is_none() => {
+            Ok(None) if self.before.is_none() || self.applied == Some(&None) => {
                 return Ok(Some(Checked {
                     step: step(),
                     found: None,
@@ -256,8 +259,10 @@ impl<'c> Step<'c> {
         if self.after == Some(&version) {
             return Ok(None);
         }
+        let expected = [self.before, self.applied.and_then(Option::as_ref)];
+        let mut expected = expected.into_iter().flatten();
         match self.before {
-            Some(before) if before.sha256 == version.sha256 => Ok(Some(Checked {
+            _ if expected.any(|it| it.sha256 == version.sha256) => Ok(Some(Checked {
                 step: step(),
                 found,
             })),

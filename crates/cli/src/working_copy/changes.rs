@@ -39,6 +39,9 @@ pub(crate) struct Changes {
     /// Paths of changes that the user left out when the others were applied.
     #[serde(default)]
     pub(crate) left_out: BTreeSet<String>,
+    /// The files that changes of the run which were applied before have put in the user's directory.
+    #[serde(default)]
+    pub(super) applied: BTreeMap<String, Option<Version>>,
     /// New files that git ignores.
     pub(crate) ignored: usize,
 }
@@ -91,6 +94,21 @@ impl Version {
 }
 
 impl Changes {
+    /// Returns the files that these changes and those before have put in the user's directory.
+    fn in_place(self) -> BTreeMap<String, Option<Version>> {
+        let mut applied = self.applied;
+        match self.status {
+            Status::Pending | Status::Rejected => {}
+            Status::Reverted => applied.clear(),
+            Status::Applying | Status::Applied | Status::Reverting => {
+                let files = self.files.into_iter();
+                let files = files.filter(|change| !self.left_out.contains(&change.path));
+                applied.extend(files.map(|change| (change.path, change.new)));
+            }
+        }
+        applied
+    }
+
     /// Describes the number of files and what became of them.
     pub(crate) fn describe(&self) -> String {
         let state = match self.status {
@@ -126,9 +144,8 @@ impl WorkingCopy {
         sandbox: &dyn Sandbox,
         is_final: bool,
     ) -> anyhow::Result<Changes> {
-        if let Some(earlier) = self.changes()? {
-            self.sweep(&earlier);
-        }
+        let earlier = self.changes()?.unwrap_or_default();
+        self.sweep(&earlier);
         match fs::remove_dir_all(self.new_files()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => create_private(&self.new_files())?,
@@ -140,12 +157,16 @@ impl WorkingCopy {
         let mut collection = Collection {
             copy: self,
             sandbox,
-            changes: Changes::default(),
+            changes: Changes {
+                applied: earlier.in_place(),
+                ..Changes::default()
+            },
             size_bytes: 0,
         };
         collection.changed(&before, &after).await?;
         collection.deleted(&before, &after);
         collection.follow_links()?;
+        collection.changed_back();
         let changes = collection.changes;
         self.write(&changes)?;
         if is_final {
@@ -414,6 +435,18 @@ impl Collection<'_> {
         // Sorted by path.
         self.changes.files = files.into_values().collect();
         Ok(())
+    }
+
+    /// Names the files that were applied before, and are as they were copied again.
+    fn changed_back(&mut self) {
+        let changes = &mut self.changes;
+        for path in changes.applied.keys() {
+            let changed = changes.files.binary_search_by(|it| it.path.cmp(path));
+            if changed.is_err() && changes.refused.iter().all(|(refused, _)| refused != path) {
+                let reason = "it was applied before, and the run has changed it back";
+                changes.refused.push((path.clone(), reason.to_owned()));
+            }
+        }
     }
 
     fn options(&self) -> cantle::agent::InputOptions {

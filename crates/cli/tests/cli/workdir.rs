@@ -457,6 +457,40 @@ async fn an_unfinished_run_has_its_changes_so_far() {
 }
 
 #[tokio::test]
+async fn changes_so_far_are_applied_before_the_others() {
+    let script = Script::new()
+        .turn(command("echo first > old.txt; echo first > new.txt"))
+        .turn(command("echo second > old.txt; rm data.bin"))
+        .turn(command("rm new.txt"))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let (_, env) = on_repository("true").await;
+    let env = env.with_server(&server.url());
+    assert_eq!(work(&env, &["--max-turns", "1"]).await.code, Some(3));
+    let applied = apply(&env, &[]).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    assert_eq!(env.read("repo/old.txt"), "first\n");
+
+    let resume = ["run", "--resume", "last", "--max-turns"];
+    let stopped = env.run(resume.iter().chain(&["2"])).await;
+    assert_eq!(stopped.code, Some(3), "{stopped:?}");
+    let applied = apply(&env, &[]).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    assert_eq!(env.read("repo/old.txt"), "second\n");
+    assert!(!env.path("repo/data.bin").exists());
+
+    let resumed = env.run(resume.iter().chain(&["5", "--apply"])).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    let changed_back = "new.txt: it was applied before, and the run has changed it back";
+    assert!(resumed.stderr.contains(changed_back), "{resumed:?}");
+    let reverted = apply(&env, &["--revert"]).await;
+    assert_eq!(reverted.code, Some(0), "{reverted:?}");
+    assert_eq!(env.read("repo/new.txt"), "first\n");
+    fs::remove_file(env.path("repo/new.txt")).unwrap();
+    assert_original(&env);
+}
+
+#[tokio::test]
 async fn directories_and_flags_that_make_no_sense_are_refused() {
     let (_server, env) = on_repository(CHANGES).await;
     let home = env.path(".").display().to_string();
