@@ -103,18 +103,20 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
 fn redirect(schema: &mut Value) -> bool {
     match schema {
         Value::Array(items) => items.iter_mut().fold(false, |any, it| redirect(it) || any),
-        Value::Object(fields) => fields.iter_mut().fold(false, |any, (keyword, it)| match it {
-            Value::String(reference) if keyword == "$ref" => {
-                let pointer = reference.strip_prefix("#/").unwrap_or_default();
-                let root = pointer.split('/').next().unwrap_or_default();
-                if !REFUSED_AT_ROOT.contains(&root) {
-                    return any;
+        Value::Object(fields) => fields
+            .iter_mut()
+            .fold(false, |any, (keyword, it)| match it {
+                Value::String(reference) if keyword == "$ref" => {
+                    let pointer = reference.strip_prefix("#/").unwrap_or_default();
+                    let root = pointer.split('/').next().unwrap_or_default();
+                    if !REFUSED_AT_ROOT.contains(&root) {
+                        return any;
+                    }
+                    *reference = format!("#/$defs/{REMOVED}/{pointer}");
+                    true
                 }
-                *reference = format!("#/$defs/{REMOVED}/{pointer}");
-                true
-            }
-            it => redirect(it) || any,
-        }),
+                it => redirect(it) || any,
+            }),
         _ => false,
     }
 }

@@ -156,9 +156,12 @@ async fn empty_output_ends_the_sandbox() {
     };
     // Before the client gives up.
     let limit = Duration::from_secs(1);
-    timeout(limit, check_ends(output.encode().into(), AfterAnswers::Wait))
-        .await
-        .expect("the sandbox has ended");
+    timeout(
+        limit,
+        check_ends(output.encode().into(), AfterAnswers::Wait),
+    )
+    .await
+    .expect("the sandbox has ended");
 }
 
 #[tokio::test]

@@ -96,11 +96,7 @@ async fn addresses_that_are_not_public_are_refused_in_every_spelling() {
         "http://169.254.169.254/latest/meta-data/".to_owned(),
     ];
     let others = [
-        (
-            format!("http://①②⑦.⓪.⓪.①:{port}/"),
-            "public",
-            "public",
-        ),
+        (format!("http://①②⑦.⓪.⓪.①:{port}/"), "public", "public"),
         (format!("//127.0.0.1:{port}/"), "", "public"),
         ("file:///etc/passwd".to_owned(), "http", "http"),
         (
