@@ -24,6 +24,9 @@ const DIALECT: &str = "Anthropic Messages";
 /// Text of a failed tool result without content, which the API refuses.
 const EMPTY_FAILURE: &str = "The tool failed without output.";
 
+/// Start of a failed tool result with images, which the API refuses if it is marked as an error.
+const FAILURE_WITH_IMAGES: &str = "The tool failed with this output:";
+
 /// End of a block with a cache mark.
 const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}";
 
@@ -185,15 +188,18 @@ fn image(media: &Media) -> Result<RequestBlock<'_>, LlmError> {
 
 fn tool_result(message: &ToolMessage) -> Result<RequestBlock<'_>, LlmError> {
     let mut content = parts(&message.content)?;
-    if content.is_empty() && !message.success {
-        content.push(RequestBlock::Text {
-            text: EMPTY_FAILURE,
-        });
+    let has_images = message.content.media().next().is_some();
+    let text = match has_images {
+        true => FAILURE_WITH_IMAGES,
+        false => EMPTY_FAILURE,
+    };
+    if !message.success && (has_images || content.is_empty()) {
+        content.insert(0, RequestBlock::Text { text });
     }
     Ok(RequestBlock::ToolResult {
         tool_use_id: call_id(&message.tool_call_id),
         content,
-        is_error: !message.success,
+        is_error: !message.success && !has_images,
     })
 }
 

@@ -26,7 +26,8 @@
 //! - Assistant blocks in order, with signed and redacted thinking unchanged. Unknown blocks are kept
 //!   verbatim. Unsigned reasoning, thinking at the end of a message and blank texts are left out.
 //! - Tool call arguments verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON object.
-//! - Images as JPEG, PNG, GIF or WebP, in tool results too. Other media fail the request.
+//! - Images as JPEG, PNG, GIF or WebP, in tool results too; a failed result with images says in words that the
+//!   tool failed, because the API refuses both together. Other media fail the request.
 //! - Call ids from other dialects that this API rejects are rewritten, in calls and results alike.
 //!
 //! # The prompt cache

@@ -213,6 +213,22 @@ fn blank_texts_are_left_out_and_failures_have_content() {
     );
 }
 
+/// The API refuses images in a result that is marked as an error.
+#[test]
+fn failures_with_images_are_described_in_words() {
+    let content: Content = vec![Part::Text("No such page.".to_owned()), Part::Media(png())].into();
+    let failed = ToolMessage::new(&call("a", ""), content);
+    let body = sent(vec![Message::user("Hi"), failed.into()], Vec::new());
+    let result = &body["messages"][0]["content"][1];
+    assert_eq!(result.get("is_error"), None);
+    assert_eq!(
+        result["content"][0],
+        json!({"type": "text", "text": "The tool failed with this output:"})
+    );
+    assert_eq!(result["content"][1]["text"], "No such page.");
+    assert_eq!(result["content"][2]["type"], "image");
+}
+
 #[test]
 fn unsupported_content_is_rejected() {
     let rejected = |message: Message| {
