@@ -121,8 +121,8 @@ pub(super) struct ChatUsage {
     cache_creation_input_tokens: Option<u64>,
     /// DeepSeek's name for cached tokens.
     prompt_cache_hit_tokens: Option<u64>,
-    /// Charge in US dollars, from OpenRouter.
-    cost: Option<f64>,
+    /// Charge in US dollars, from OpenRouter; from Perplexity, an object with the sum in `total_cost`.
+    cost: Option<Value>,
     /// OpenRouter's field for a request with the user's own provider key ("bring your own key").
     is_byok: Option<bool>,
     cost_details: Option<CostDetails>,
@@ -154,11 +154,13 @@ impl ChatUsage {
     /// OpenRouter's charge includes the provider's, except with the user's own provider key:
     /// <https://openrouter.ai/docs/cookbook/administration/usage-accounting#cost-breakdown>
     pub(super) fn cost_usd(&self) -> Option<f64> {
+        let cost = self.cost.as_ref();
+        let cost = cost.and_then(|cost| cost.get("total_cost").unwrap_or(cost).as_f64());
         if self.is_byok != Some(true) {
-            return self.cost;
+            return cost;
         }
         let upstream = self.cost_details.as_ref()?.upstream_inference_cost?;
-        Some(self.cost.unwrap_or(0.0) + upstream)
+        Some(cost.unwrap_or(0.0) + upstream)
     }
 
     /// Returns disjoint counts: on the wire the prompt includes cached tokens, and the completion
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_include_those_of_the_users_own_provider_key() {
+    fn costs_are_read_in_every_format() {
         let details = json!({"upstream_inference_cost": 0.25});
         for (usage, expected) in [
             (
@@ -294,6 +296,12 @@ mod tests {
             (json!({"cost": 0.5, "cost_details": null}), Some(0.5)),
             // The provider's charge is unknown.
             (json!({"cost": 0, "is_byok": true}), None),
+            (
+                json!({"cost": {"request_cost": 0.25, "total_cost": 0.5}}),
+                Some(0.5),
+            ),
+            (json!({"cost": {"input": 0.5}}), None),
+            (json!({"cost": "0.5"}), None),
         ] {
             let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
             assert_eq!(parsed.cost_usd(), expected, "{usage}");
