@@ -36,7 +36,7 @@ pub struct ChatAssembler {
 /// An incomplete tool call.
 #[derive(Debug, Default)]
 struct PendingCall {
-    index: Option<u64>,
+    index: Option<i64>,
     id: String,
     name: String,
     arguments: String,
@@ -265,7 +265,7 @@ impl ChatAssembler {
     }
 
     /// Returns the position of the call that a delta belongs to; the number of calls for a new one.
-    fn call_position(&self, index: Option<u64>, id: &str, name: &str) -> usize {
+    fn call_position(&self, index: Option<i64>, id: &str, name: &str) -> usize {
         let end = self.calls.len();
         let position = match index {
             Some(_) => self.calls.iter().rposition(|call| call.index == index),

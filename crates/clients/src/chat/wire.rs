@@ -75,7 +75,8 @@ pub(super) struct ChatThinking {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct ChatToolCall {
-    pub(super) index: Option<u64>,
+    /// Position of the call. Gateways to Bedrock subtract 1 for a text that may be missing.
+    pub(super) index: Option<i64>,
     pub(super) id: Option<String>,
     pub(super) function: Option<ChatFunction>,
     provider_specific_fields: Option<SignedFields>,

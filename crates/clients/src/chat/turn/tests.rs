@@ -141,23 +141,26 @@ fn reasoning_is_kept_if_all_blocks_are_redacted() {
 
 #[test]
 fn deltas_of_parallel_calls_are_joined_by_index() {
-    let piece = |index: u64, arguments: &str| json!({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]});
-    let (deltas, blocks) = streamed(vec![
-        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]}),
-        piece(0, "{\"x\""),
-        json!({"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": null}}]}),
-        piece(1, "{}"),
-        piece(0, ":1}"),
-    ]);
-    assert_eq!(blocks, [call("a", "f", "{\"x\":1}"), call("b", "g", "{}")]);
-    assert_eq!(
-        deltas.last(),
-        Some(&ChatEvent::ToolCallDelta {
-            index: 0,
-            name: None,
-            arguments: ":1}".to_owned()
-        })
-    );
+    let piece = |index: i64, arguments: &str| json!({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]});
+    // A gateway to Bedrock begins at -1 if there is no text before the calls.
+    for (first, second) in [(0, 1), (-1, 0)] {
+        let (deltas, blocks) = streamed(vec![
+            json!({"tool_calls": [{"index": first, "id": "a", "function": {"name": "f", "arguments": ""}}]}),
+            piece(first, "{\"x\""),
+            json!({"tool_calls": [{"index": second, "id": "b", "function": {"name": "g", "arguments": null}}]}),
+            piece(second, "{}"),
+            piece(first, ":1}"),
+        ]);
+        assert_eq!(blocks, [call("a", "f", "{\"x\":1}"), call("b", "g", "{}")]);
+        assert_eq!(
+            deltas.last(),
+            Some(&ChatEvent::ToolCallDelta {
+                index: 0,
+                name: None,
+                arguments: ":1}".to_owned()
+            })
+        );
+    }
 }
 
 #[test]
