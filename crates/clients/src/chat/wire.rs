@@ -185,15 +185,15 @@ impl ChatUsage {
             .as_ref()
             .and_then(|details| details.reasoning_tokens)
             .unwrap_or(0);
-        // xAI's completion excludes reasoning, which only the total shows.
+        // xAI's and Gemini's completion excludes reasoning, which only the total shows; Gemini has no details.
         // https://docs.cloud.google.com/vertex-ai/generative-ai/docs/partner-models/grok/capabilities/reasoning
-        let is_separate = reasoning > 0
-            && self.total_tokens
-                == prompt
-                    .checked_add(completion)
-                    .and_then(|sum| sum.checked_add(reasoning));
+        let beside = self
+            .total_tokens
+            .and_then(|total| total.checked_sub(prompt)?.checked_sub(completion))
+            .unwrap_or(0);
+        let is_separate = beside > 0 && (reasoning == 0 || reasoning == beside);
         let (answer, reasoning) = if is_separate {
-            (completion, reasoning)
+            (completion, beside)
         } else {
             let reasoning = reasoning.min(completion);
             (completion - reasoning, reasoning)
@@ -267,15 +267,18 @@ mod tests {
             "prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135,
             "completion_tokens_details": {"reasoning_tokens": 94},
         });
-        assert_eq!(
-            token_usage(xai),
-            TokenUsage {
-                input: 32,
-                answer: 9,
-                reasoning: 94,
-                ..TokenUsage::default()
-            }
-        );
+        let gemini = json!({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135});
+        for usage in [xai, gemini] {
+            assert_eq!(
+                token_usage(usage),
+                TokenUsage {
+                    input: 32,
+                    answer: 9,
+                    reasoning: 94,
+                    ..TokenUsage::default()
+                }
+            );
+        }
     }
 
     #[test]
