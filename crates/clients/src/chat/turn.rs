@@ -322,13 +322,13 @@ impl From<PendingCall> for ToolCall {
 
 fn stop_reason(reason: Option<&str>, has_calls: bool) -> Result<StopReason, LlmError> {
     Ok(match reason {
-        // LiteLLM sends `stop` for some turns with tool calls.
-        None | Some("stop") if !has_calls => StopReason::EndTurn,
-        None | Some("stop" | "tool_calls" | "function_call") => StopReason::ToolCalls,
+        // LiteLLM sends `stop` for some turns with tool calls; Together has `eos`, too.
+        None | Some("stop" | "eos") if !has_calls => StopReason::EndTurn,
+        None | Some("stop" | "eos" | "tool_calls" | "function_call") => StopReason::ToolCalls,
         Some("length" | "max_tokens") => StopReason::Length,
         Some("content_filter") => StopReason::ContentFilter,
-        // OpenRouter, if the model's provider failed during the response.
-        Some("error") => {
+        // OpenRouter and vLLM, vLLM and SGLang, and DeepSeek, if they failed during the response.
+        Some("error" | "abort" | "insufficient_system_resource") => {
             let message = "the provider failed during the response without a reason";
             return Err(LlmError::new(LlmErrorKind::Server, message));
         }

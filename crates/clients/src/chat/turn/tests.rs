@@ -257,6 +257,8 @@ fn stop_reasons() {
     assert_eq!(stop(Some("tool_calls"), true), StopReason::ToolCalls);
     assert_eq!(stop(Some("tool_calls"), false), StopReason::ToolCalls);
     assert_eq!(stop(Some("stop"), true), StopReason::ToolCalls);
+    assert_eq!(stop(Some("eos"), false), StopReason::EndTurn);
+    assert_eq!(stop(Some("eos"), true), StopReason::ToolCalls);
     assert_eq!(stop(Some("length"), true), StopReason::Length);
     assert_eq!(stop(Some("max_tokens"), false), StopReason::Length);
     assert_eq!(
@@ -271,14 +273,17 @@ fn stop_reasons() {
 
 #[test]
 fn an_error_as_stop_reason_fails() {
-    let turn = ChatAssembler {
-        finish_reason: Some("error".to_owned()),
-        ..ChatAssembler::default()
-    };
-    assert_eq!(
-        turn.finish(&HeaderMap::new()).unwrap_err().kind(),
-        LlmErrorKind::Server
-    );
+    for reason in ["error", "abort", "insufficient_system_resource"] {
+        let turn = ChatAssembler {
+            finish_reason: Some(reason.to_owned()),
+            ..ChatAssembler::default()
+        };
+        assert_eq!(
+            turn.finish(&HeaderMap::new()).unwrap_err().kind(),
+            LlmErrorKind::Server,
+            "{reason}"
+        );
+    }
 }
 
 #[test]
