@@ -15,7 +15,7 @@ const NAMES: [&str; 3] = [
 ];
 
 /// Parts of error messages, in lower case.
-const PHRASES: [&str; 20] = [
+const PHRASES: [&str; 26] = [
     "context_length_exceeded",
     "exceed_context_size_error",
     // OpenAI, Azure, DeepSeek, vLLM, OpenRouter, Mistral.
@@ -27,8 +27,11 @@ const PHRASES: [&str; 20] = [
     "context length is only",
     // vLLM, if the prompt alone exceeds the window.
     "max_tokens must be at least 1, got -",
+    // vLLM, for a conversation with images.
+    "longer than the maximum model length",
     // llama.cpp, and Ollama, which runs it.
     "exceeds the available context size",
+    "context size has been exceeded",
     // Ollama.
     "exceeded max context length",
     "exceeds the context length",
@@ -48,6 +51,14 @@ const PHRASES: [&str; 20] = [
     "greater than the context length",
     // Gemini.
     "exceeds the maximum number of tokens allowed",
+    // Vertex AI.
+    "the input token count is",
+    // Moonshot.
+    "exceeded model token limit",
+    // MiniMax.
+    "context window exceeds limit",
+    // Alibaba Model Studio.
+    "range of input length should be",
     // llama-cpp-python.
     "exceed context window of",
 ];
