@@ -14,7 +14,9 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::{check_image_type, content_parts, encode_list, unencodable, unsupported_block};
+use crate::http::{
+    call_arguments, check_image_type, content_parts, encode_list, unencodable, unsupported_block,
+};
 
 /// The encoding of messages and tools does not depend on client options.
 const KEY: EncodingKey = EncodingKey::new("anthropic", 0);
@@ -244,21 +246,11 @@ fn assistant_blocks(message: &AssistantMessage) -> Result<Vec<RequestBlock<'_>>,
     Ok(blocks)
 }
 
-/// Returns the arguments as a JSON object, wrapping anything else as Anthropic documents:
-/// <https://docs.claude.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming>
 fn tool_input(arguments: &str) -> Result<Cow<'_, RawValue>, LlmError> {
-    let trimmed = match arguments.trim() {
-        "" => "{}",
-        trimmed => trimmed,
-    };
-    if trimmed.starts_with('{')
-        && let Ok(raw) = serde_json::from_str::<&RawValue>(trimmed)
-    {
-        return Ok(Cow::Borrowed(raw));
-    }
-    let wrapped = serde_json::json!({ "INVALID_JSON": arguments });
-    let raw = serde_json::value::to_raw_value(&wrapped).map_err(unencodable)?;
-    Ok(Cow::Owned(raw))
+    Ok(match call_arguments(arguments) {
+        Cow::Borrowed(text) => Cow::Borrowed(serde_json::from_str(text).map_err(unencodable)?),
+        Cow::Owned(text) => Cow::Owned(RawValue::from_string(text).map_err(unencodable)?),
+    })
 }
 
 /// Escapes an id to match the API's `^[a-zA-Z0-9_-]+$`. Distinct ids stay distinct.

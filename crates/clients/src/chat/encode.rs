@@ -4,6 +4,8 @@
 //! [stored with it](cantle_core::message::EncodedForms); a body is their concatenation. Messages come
 //! last, so that a request starts with the bytes of the previous one while the history only grows.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
 use cantle_core::message::{
@@ -16,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::content::{ChatContentPart, add_text, media_part, parts};
 use super::server::{Server, ServerQuirks, SignatureField};
-use crate::http::{supports_strict_mode, unencodable, unsupported_block};
+use crate::http::{call_arguments, supports_strict_mode, unencodable, unsupported_block};
 
 const MESSAGES_START: &[u8] = b",\"messages\":[";
 const MESSAGES_END: &[u8] = b"]}";
@@ -314,7 +316,7 @@ struct RequestToolCall<'a> {
 #[derive(Serialize)]
 struct RequestFunction<'a> {
     name: &'a str,
-    arguments: &'a str,
+    arguments: Cow<'a, str>,
 }
 
 impl<'a> RequestToolCall<'a> {
@@ -332,7 +334,7 @@ impl<'a> RequestToolCall<'a> {
             r#type: "function",
             function: RequestFunction {
                 name: &call.name,
-                arguments: &call.arguments,
+                arguments: call_arguments(&call.arguments),
             },
             provider_specific_fields: litellm,
             extra_content: google,

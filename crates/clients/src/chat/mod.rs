@@ -41,6 +41,8 @@
 //!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning that they repeat.
 //! - A tool without parameters has no `parameters`. Schemas are sent unchanged, and without strict mode
 //!   unless it is [enabled](ChatClientBuilder::strict_tools).
+//! - The arguments of a tool call are sent back verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON
+//!   object, because many servers parse them.
 //! - A tool call without an id is sent back with a generated one, because here the id only links a call
 //!   to its result.
 //! - A block that the server does not support fails the request with

@@ -47,9 +47,9 @@ pub(crate) use self::media::unsupported_block;
 pub(crate) use self::media::unsupported_media;
 #[cfg(feature = "chat")]
 pub(crate) use self::output_limit::OutputLimit;
-pub(crate) use self::parts::content_parts;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) use self::parts::encode_list;
+pub(crate) use self::parts::{call_arguments, content_parts};
 pub(crate) use self::settings::ClientSettings;
 #[cfg(any(feature = "anthropic", feature = "chat"))]
 pub(crate) use self::settings::invalid;

@@ -1,11 +1,15 @@
 //! Encoding steps that dialects share.
 
+use std::borrow::Cow;
+
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use bytes::Bytes;
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::llm::LlmError;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use serde::Serialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use super::dialect::unencodable;
@@ -31,6 +35,22 @@ pub(crate) fn content_parts<'a, T>(
             })
             .collect(),
     }
+}
+
+/// Returns the arguments of a call as a JSON object, wrapping anything else as Anthropic documents:
+/// <https://docs.claude.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming>
+///
+/// Chat Completions and Responses define them as text, but vLLM, llama.cpp and proxies parse them, and refuse a
+/// conversation with a call that they can't parse.
+pub(crate) fn call_arguments(arguments: &str) -> Cow<'_, str> {
+    let trimmed = match arguments.trim() {
+        "" => "{}",
+        trimmed => trimmed,
+    };
+    if trimmed.starts_with('{') && serde_json::from_str::<IgnoredAny>(trimmed).is_ok() {
+        return Cow::Borrowed(trimmed);
+    }
+    Cow::Owned(json!({ "INVALID_JSON": arguments }).to_string())
 }
 
 /// Encodes values as JSON, separated by commas and without enclosing brackets.

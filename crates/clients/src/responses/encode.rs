@@ -5,6 +5,8 @@
 //! comes last, so that a stateless request starts with the bytes of the previous one while the history
 //! only grows.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use cantle_core::content::{Content, Media};
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
@@ -17,8 +19,8 @@ use serde_json::value::RawValue;
 
 use super::wire::{REASONING_TEXT, SUMMARY_TEXT};
 use crate::http::{
-    check_image_type, content_parts, data_url, encode_list, supports_strict_mode, unencodable,
-    unsupported_block,
+    call_arguments, check_image_type, content_parts, data_url, encode_list, supports_strict_mode,
+    unencodable, unsupported_block,
 };
 
 const DIALECT: &str = "OpenAI Responses";
@@ -145,7 +147,7 @@ enum InputItem<'a> {
     FunctionCall {
         call_id: &'a str,
         name: &'a str,
-        arguments: &'a str,
+        arguments: Cow<'a, str>,
     },
     FunctionCallOutput {
         call_id: &'a str,
@@ -258,7 +260,7 @@ fn assistant_items(
             AssistantBlock::ToolCall(call) if call.signature.is_none() => InputItem::FunctionCall {
                 call_id: &call.id,
                 name: &call.name,
-                arguments: &call.arguments,
+                arguments: call_arguments(&call.arguments),
             },
             AssistantBlock::Opaque { data } => {
                 InputItem::Opaque(serde_json::from_str(data).map_err(|_| unsupported())?)

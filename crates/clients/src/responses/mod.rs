@@ -30,6 +30,7 @@
 //!
 //! - Items in order, each block as the item that it came from. Adjacent texts are one message. Unknown
 //!   items are kept verbatim.
+//! - Tool call arguments verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON object.
 //! - The phase of an OpenAI message (`commentary`, `final_answer`) is kept as the
 //!   [signature](cantle_core::message::AssistantBlock::Text) of its text.
 //! - Tool schemas unchanged, and without strict mode unless it is

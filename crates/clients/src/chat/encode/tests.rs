@@ -155,6 +155,20 @@ fn generated_call_ids_are_sent() {
     assert_eq!(messages[1]["tool_call_id"], json!(id));
 }
 
+/// Many servers parse them, and refuse the whole conversation if one call is invalid.
+#[test]
+fn invalid_arguments_are_wrapped() {
+    let sent = |arguments: &str| {
+        let call = ToolCall::new(Some("a".to_owned()), "look", arguments);
+        let messages = json_of(vec![assistant(vec![AssistantBlock::ToolCall(call)])]);
+        messages[0]["tool_calls"][0]["function"]["arguments"].clone()
+    };
+    assert_eq!(sent(r#"{"n":  1.50}"#), r#"{"n":  1.50}"#);
+    assert_eq!(sent(" "), "{}");
+    assert_eq!(sent("{\"at\": "), r#"{"INVALID_JSON":"{\"at\": "}"#);
+    assert_eq!(sent("[1]"), r#"{"INVALID_JSON":"[1]"}"#);
+}
+
 #[test]
 fn metadata_and_times_are_not_sent() {
     let mut message = AssistantMessage::new(vec![AssistantBlock::text("Hi")]);

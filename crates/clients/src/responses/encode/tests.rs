@@ -94,6 +94,17 @@ fn arguments_are_sent_back_verbatim() {
 }
 
 #[test]
+fn invalid_arguments_are_wrapped() {
+    let call = ToolCall::new(Some("a".to_owned()), "look", "{\"at\": ");
+    let turn = Message::from(AssistantMessage::new(vec![AssistantBlock::ToolCall(call)]));
+    let body = json_of(vec![turn.into()], ConversationMode::Stateless);
+    assert_eq!(
+        body["input"][0]["arguments"],
+        r#"{"INVALID_JSON":"{\"at\": "}"#
+    );
+}
+
+#[test]
 fn stored_responses_are_referenced() {
     let body = json_of(conversation(Some("resp_1")), ConversationMode::Stateful);
     assert_eq!(body["previous_response_id"], "resp_1");
