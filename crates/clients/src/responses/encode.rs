@@ -269,6 +269,10 @@ fn assistant_items(
         };
         items.push(item);
     }
+    // The API refuses reasoning without the item that followed it.
+    while matches!(items.last(), Some(InputItem::Reasoning { .. })) {
+        items.pop();
+    }
     Ok(items)
 }
 

@@ -36,7 +36,7 @@
 //! - Tool schemas unchanged, and without strict mode unless it is
 //!   [enabled](ResponsesClientBuilder::strict_tools).
 //! - Images, in tool results too. Other media and signed reasoning of other dialects fail the request.
-//!   Unsigned reasoning is not sent.
+//!   Unsigned reasoning, and reasoning at the end of a turn, is not sent.
 
 mod encode;
 mod turn;

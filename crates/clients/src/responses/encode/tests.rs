@@ -93,6 +93,27 @@ fn arguments_are_sent_back_verbatim() {
     assert!(body.contains(&arguments), "{body}");
 }
 
+/// The API refuses reasoning without the item that followed it.
+#[test]
+fn reasoning_at_the_end_of_a_turn_is_left_out() {
+    let reasoning = |id: &str| AssistantBlock::EncryptedReasoning {
+        id: id.to_owned(),
+        encrypted_content: "ZW5j".to_owned(),
+        content: None,
+        summary: Vec::new(),
+    };
+    let turn = |blocks| Message::from(AssistantMessage::new(blocks)).into();
+    let messages = vec![
+        turn(vec![reasoning("rs_1"), text("A", None), reasoning("rs_2")]),
+        turn(vec![reasoning("rs_3")]),
+        Message::user("Go on.").into(),
+    ];
+    let body = json_of(messages, ConversationMode::Stateless);
+    let items = body["input"].as_array().unwrap();
+    assert_eq!(items.len(), 3);
+    assert_eq!(items[0]["id"], "rs_1");
+}
+
 #[test]
 fn invalid_arguments_are_wrapped() {
     let call = ToolCall::new(Some("a".to_owned()), "look", "{\"at\": ");
