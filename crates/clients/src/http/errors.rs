@@ -346,11 +346,18 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
         Some(_) => LlmErrorKind::InvalidRequest,
         None if has_name(&["permission_error"]) => LlmErrorKind::Permission,
         None if has_name(&["not_found_error", "notfounderror"]) => LlmErrorKind::NotFound,
-        None if has_name(&["invalid_request_error", "badrequesterror"]) => {
+        None if has_name(&["badrequesterror"]) || names.iter().any(|name| is_invalid(name)) => {
             LlmErrorKind::InvalidRequest
         }
         None => LlmErrorKind::Server,
     }
+}
+
+/// Returns whether a name says that the request is at fault: `invalid_request_error`, or a code of a failed response,
+/// such as `invalid_prompt` and `image_parse_error`.
+/// <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>
+fn is_invalid(name: &str) -> bool {
+    name.starts_with("invalid_") || name.contains("image")
 }
 
 fn summary(kind: LlmErrorKind) -> &'static str {

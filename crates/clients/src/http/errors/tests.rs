@@ -205,6 +205,17 @@ fn errors_with_a_successful_status_are_classified() {
         kind(json!({"error": {"message": "odd", "type": "BadRequestError"}})),
         Some((LlmErrorKind::InvalidRequest, None))
     );
+    // Codes of failed responses.
+    for (code, expected) in [
+        ("server_error", LlmErrorKind::Server),
+        ("invalid_prompt", LlmErrorKind::InvalidRequest),
+        ("image_parse_error", LlmErrorKind::InvalidRequest),
+    ] {
+        assert_eq!(
+            kind(json!({"error": {"message": "odd", "code": code}})),
+            Some((expected, None))
+        );
+    }
     assert_eq!(
         kind(json!({"object": "error", "message": "broken"})),
         Some((LlmErrorKind::Server, None))
