@@ -522,6 +522,12 @@ impl Machine {
         if error.kind() == LlmErrorKind::ContextOverflow {
             return self.recover_from_overflow(&error);
         }
+        // Bedrock refuses a conversation with calls if the request has no tools.
+        if let Activity::Summarizing(SummaryAttempt::WithoutTools) = self.activity
+            && error.kind() == LlmErrorKind::InvalidRequest
+        {
+            return self.give_up_summary();
+        }
         self.end(Err(
             RunError::new(RunErrorKind::Model, error.to_string()).with_llm(error)
         ));

@@ -52,11 +52,7 @@ impl Machine {
             return match attempt {
                 SummaryAttempt::First => self.summarize(SummaryAttempt::TextOnly),
                 SummaryAttempt::TextOnly => self.summarize(SummaryAttempt::WithoutTools),
-                // Until the next overflow, the conversation goes on as it is.
-                SummaryAttempt::WithoutTools => {
-                    self.has_failed_summary = true;
-                    self.ask();
-                }
+                SummaryAttempt::WithoutTools => self.give_up_summary(),
             };
         }
         let finish_tools = self.finish_tools();
@@ -70,6 +66,12 @@ impl Machine {
                 call,
             });
         }
+        self.ask();
+    }
+
+    /// Goes on with the conversation as it is until the next overflow.
+    pub(super) fn give_up_summary(&mut self) {
+        self.has_failed_summary = true;
         self.ask();
     }
 

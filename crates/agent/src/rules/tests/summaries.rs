@@ -171,6 +171,21 @@ fn a_blank_summary_is_asked_for_more_insistently_and_never_replaces_anything() {
     assert_eq!(actions(&mut machine)[1], "ask 3");
 }
 
+/// Bedrock refuses a conversation with calls if the request has no tools.
+#[test]
+fn a_run_survives_a_refused_request_without_tools() {
+    let mut machine = start(narrow(9));
+    answer_of(&mut machine, 90, &[]);
+    machine.apply(summarized(""));
+    machine.apply(summarized(""));
+    actions(&mut machine);
+    machine.apply(Fact::ModelFailed(ModelFailure {
+        error: LlmError::new(LlmErrorKind::InvalidRequest, "no tools").into(),
+        call: failed_call(),
+    }));
+    assert_eq!(actions(&mut machine), ["ask 2"]);
+}
+
 /// The latest turn was dropped, so that there is room.
 #[test]
 fn a_run_survives_an_overflow_without_a_summary() {
