@@ -278,11 +278,11 @@ impl Driver {
                     continue;
                 }
                 () = self.scope.ending.cancellation.cancelled() => {
-                    let call = Some(self.cancelled_call(&attempt));
+                    let call = self.cancelled_call(&attempt);
                     return Ok(Err(Box::new(Fact::Cancelled { call })));
                 }
                 state = &mut out_of_time => {
-                    let call = Some(self.cancelled_call(&attempt));
+                    let call = self.cancelled_call(&attempt);
                     return Ok(Err(Box::new(Fact::OutOfTime { state, call })));
                 }
             };
@@ -364,10 +364,13 @@ impl Driver {
         call
     }
 
-    /// Counts a call that was cancelled.
-    fn cancelled_call(&self, attempt: &Attempt) -> ModelCall {
+    /// Counts a call that was cancelled; `None` if its next attempt was not due yet, so that nothing was sent.
+    fn cancelled_call(&self, attempt: &Attempt) -> Option<ModelCall> {
+        if attempt.started > Instant::now() {
+            return None;
+        }
         let entry = self.model_call(CallPurpose::Cancelled, None, attempt);
-        self.wasted_call(entry, attempt, LlmErrorKind::Interrupted, None)
+        Some(self.wasted_call(entry, attempt, LlmErrorKind::Interrupted, None))
     }
 
     fn estimated_usage(&self, output_bytes: usize) -> TokenUsage {

@@ -7,6 +7,7 @@ use cantle_agent::{
     Agent, AgentBuilder, Budget, Outcome, ResumeOptions, RunErrorKind, RunStore, Session,
     SessionErrorKind, SessionOptions, SubAgent,
 };
+use cantle_clients::retry::{Retry, RetryPolicy};
 use cantle_core::event::RunStatus;
 use cantle_core::ledger::CallPurpose;
 use cantle_core::llm::{ChatEvent, FailedAttempt, LlmError, LlmErrorKind, PriceSource, Prices};
@@ -14,7 +15,8 @@ use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, user_messages,
+    Scripted, agent, bare, calls, echo, finish, finish_tool, of_tokens, outcome, results,
+    user_messages,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
@@ -186,6 +188,25 @@ async fn a_hanging_model_is_given_up_after_the_budget_and_the_time_of_a_last_tur
         (call.purpose, call.estimated),
         (CallPurpose::Cancelled, true)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_was_not_due_yet_costs_nothing() {
+    let client = Scripted::new(|_, _| {
+        let error = LlmError::new(LlmErrorKind::Server, "overloaded");
+        vec![Err(error.with_retry_after(Some(Duration::from_secs(200))))]
+    });
+    let client = Retry::new(client, RetryPolicy::default());
+    let agent = Agent::builder("test", client).finish(finish_tool());
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent, budget).await;
+    let outcome = session.run("the task").unwrap().outcome().await;
+    assert_eq!(outcome.error.unwrap().kind(), RunErrorKind::Budget);
+    let calls = outcome.ledger.model_calls.iter();
+    let calls: Vec<_> = calls
+        .map(|call| (call.purpose, call.usage.total()))
+        .collect();
+    assert_eq!(calls, [(CallPurpose::Failed, 0)]);
 }
 
 #[tokio::test(start_paused = true)]
