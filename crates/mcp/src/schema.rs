@@ -83,8 +83,7 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
             .or_insert(Value::Bool(true));
     }
     // Some generators define what occurs twice where it occurs first, which may be in a branch.
-    let is_referenced = |any, it| redirect(it) || any;
-    if flat.values_mut().fold(false, is_referenced) {
+    if redirect_all(flat.values_mut()) {
         let removed = schema.iter();
         let removed = removed.filter(|(keyword, _)| REFUSED_AT_ROOT.contains(&keyword.as_str()));
         let mut removed: Value = removed
@@ -102,23 +101,26 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
 /// Directs references into keywords that are removed to [`REMOVED`]; returns whether there are any.
 fn redirect(schema: &mut Value) -> bool {
     match schema {
-        Value::Array(items) => items.iter_mut().fold(false, |any, it| redirect(it) || any),
-        Value::Object(fields) => fields
-            .iter_mut()
-            .fold(false, |any, (keyword, it)| match it {
-                Value::String(reference) if keyword == "$ref" => {
-                    let pointer = reference.strip_prefix("#/").unwrap_or_default();
-                    let root = pointer.split('/').next().unwrap_or_default();
-                    if !REFUSED_AT_ROOT.contains(&root) {
-                        return any;
-                    }
-                    *reference = format!("#/$defs/{REMOVED}/{pointer}");
-                    true
-                }
-                it => redirect(it) || any,
-            }),
+        Value::Array(items) => redirect_all(items.iter_mut()),
+        Value::Object(fields) => {
+            let reference = fields.get_mut("$ref").and_then(|it| match it {
+                Value::String(reference) => Some(reference),
+                _ => None,
+            });
+            let pointer = reference.as_ref().and_then(|it| it.strip_prefix("#/"));
+            let root = pointer.and_then(|pointer| pointer.split('/').next());
+            let leads_there = root.is_some_and(|root| REFUSED_AT_ROOT.contains(&root));
+            if let (true, Some(reference)) = (leads_there, reference) {
+                *reference = reference.replacen('#', &format!("#/$defs/{REMOVED}"), 1);
+            }
+            redirect_all(fields.values_mut()) | leads_there
+        }
         _ => false,
     }
+}
+
+fn redirect_all<'s>(schemas: impl Iterator<Item = &'s mut Value>) -> bool {
+    schemas.fold(false, |any, it| any | redirect(it))
 }
 
 /// Returns the list under a keyword; empty if there is none.

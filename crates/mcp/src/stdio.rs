@@ -50,6 +50,11 @@ impl StdioServer {
     }
 }
 
+/// Returns the length of the first, which is the longest.
+fn longest(secrets: &[SecretText]) -> usize {
+    secrets.first().map_or(0, |secret| secret.expose().len())
+}
+
 /// Returns a text without the values of variables.
 pub(crate) fn hidden(mut text: String, secrets: &[SecretText]) -> String {
     let secrets = secrets.iter().map(SecretText::expose);
@@ -95,11 +100,13 @@ impl Child {
         let missing = || SandboxError::unsupported("the sandbox gives no pipes to commands");
         let output = process.take_output().ok_or_else(missing)?;
         let stdin = process.take_stdin().ok_or_else(missing)?;
+        let secrets = server.secrets();
         let child = Arc::new(Self {
             process: AsyncMutex::new(process),
             output: AsyncMutex::new(output),
-            secrets: server.secrets(),
-            stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES)),
+            // What is cut off at its beginning may be part of a secret.
+            stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES + longest(&secrets))),
+            secrets,
             has_ended: AtomicBool::new(false),
             problem: Mutex::new(None),
         });
@@ -138,10 +145,14 @@ impl Child {
             }
             text += &refusals(&exit.notes);
         }
-        let stderr = self.lock(&self.stderr).clone().finish().text();
-        let stderr = hidden(stderr, &self.secrets);
-        if !stderr.trim().is_empty() {
-            let _ = write!(text, " Its standard error ends with:\n{}", stderr.trim());
+        let stderr = self.lock(&self.stderr).clone().finish();
+        let tail = String::from_utf8_lossy(&stderr.tail).into_owned();
+        let mut tail = hidden(tail, &self.secrets);
+        if stderr.omitted_bytes > 0 {
+            tail.drain(..tail.ceil_char_boundary(longest(&self.secrets)));
+        }
+        if !tail.trim().is_empty() {
+            let _ = write!(text, " Its standard error ends with:\n{}", tail.trim());
         }
         text
     }

@@ -333,7 +333,7 @@ async fn a_budget_of_money_that_can_not_be_kept_is_refused() {
 
     // So is one whose sub-agent or fallback has such a model.
     let helper = Agent::builder("helper", silent.clone())
-        .finish(crate::support::finish_tool())
+        .finish(finish_tool())
         .build()
         .unwrap();
     let with_helper = agent(&client).sub_agent(SubAgent::new(&helper, "Helps."));

@@ -113,10 +113,9 @@ impl ServerHandler for TestServer {
             }
             "media" => return Ok(media().into()),
             "die" => {
-                eprintln!(
-                    "out of cheese for {}",
-                    std::env::var("TOKEN").unwrap_or_default()
-                );
+                let token = std::env::var("TOKEN").unwrap_or_default();
+                // Its end, which is kept, begins within the token.
+                eprintln!("{}..\nout of cheese for {token}", token.repeat(500));
                 std::process::exit(3);
             }
             "wait" => {

@@ -244,7 +244,7 @@ fn data_after_a_picture_is_ignored() {
     // A motion photo ends with a video, in which every pair of bytes occurs.
     let video = b"\0\0\0\x18ftypmp42\xff\xda\0\x0c";
     let photo = Media::image([&whole.data()[..], video].concat()).expect("an image");
-    assert_eq!(photo.within(ImageLimits::default()), Ok(photo.clone()));
+    assert_eq!(photo.within(ImageLimits::default()), Ok(photo));
     // The end of a preview is not that of its picture.
     let (head, rest) = whole.data().split_at(2);
     let (preview, rest) = (b"\xff\xe2\0\x06\xff\xda\xff\xd9", &rest[..rest.len() - 2]);
