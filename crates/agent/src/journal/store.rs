@@ -161,7 +161,7 @@ impl RunStore {
     pub fn get(&self, run: RunId) -> Result<KeptRun, StoreError> {
         let directory = self.run_directory(run);
         let mut kept = overview::read(&mut self.open_journal(run)?, &directory)?;
-        if kept.status == KeptStatus::Interrupted && Lock::try_lock(&directory)?.is_none() {
+        if kept.status == KeptStatus::Interrupted && Lock::is_held(&directory)? {
             kept.status = KeptStatus::Running;
         }
         Ok(kept)

@@ -91,6 +91,21 @@ fn the_lock_is_released_while_a_starting_child_process_holds_its_file() {
     assert!(Lock::try_lock(&store.run_directory(run)).unwrap().is_some());
 }
 
+#[test]
+fn a_look_at_a_run_does_not_count_as_work_on_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let run = RunId::new();
+    drop(store.begin_blocking(header(run)).unwrap());
+    let look = File::open(store.run_directory(run).join("lock")).unwrap();
+    look.lock_shared().unwrap();
+    assert_eq!(store.get(run).unwrap().status, KeptStatus::Interrupted);
+    std::thread::scope(|scope| {
+        scope.spawn(|| look.unlock().unwrap());
+        store.reopen(run).unwrap();
+    });
+}
+
 /// A header of a run that can begin.
 fn header(run: RunId) -> Header {
     serde_json::from_value(serde_json::json!({
