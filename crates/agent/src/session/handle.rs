@@ -1,6 +1,7 @@
 //! The session and how it is opened, for new runs or to resume one.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,29 +61,21 @@ impl Session {
             if let Some(directory) = runs.shared_output_dir() {
                 check_directory(directory)?;
             }
-            let skills = skills.as_deref().map(Skills::load).transpose();
-            let skills = skills.map_err(|error| {
-                SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
-            });
-            Ok((
-                inputs::resolve(&input_files, &input_options)?,
-                runs,
-                skills?,
-            ))
+            let inputs = inputs::resolve(&input_files, &input_options)?;
+            let skills = load_skills(skills.as_deref(), &runs)?;
+            Ok((inputs, runs, skills))
         };
         let (inputs, runs, skills) = if reads_files {
             blocking(read).await?
         } else {
             read()?
         };
-        let inherited = runs.parent.as_ref();
-        let inherited = inherited.and_then(|it| it.scope.skills.clone());
         let has_earlier_sandbox = sandbox.is_some();
         let request = OpenRequest {
             inputs,
             durable: store.is_some(),
             reattach: sandbox,
-            skills: skills.map(Arc::new).or(inherited),
+            skills,
             runs,
         };
         let mut session = OpenSession::open(&agent, &request).await?;
@@ -109,6 +102,7 @@ impl Session {
         let ResumeOptions {
             runs,
             fresh_sandbox,
+            skills,
         } = options;
         check_money_budget(&agent, &runs)?;
         let reading = store.clone();
@@ -116,9 +110,10 @@ impl Session {
             if let Some(directory) = runs.shared_output_dir() {
                 check_directory(directory)?;
             }
-            Ok((reading.reopen(run).map_err(store_error)?, runs))
+            let skills = load_skills(skills.as_deref(), &runs)?;
+            Ok((reading.reopen(run).map_err(store_error)?, runs, skills))
         });
-        let (reopened, runs) = read.await?;
+        let (reopened, runs, skills) = read.await?;
         let header = &reopened.content.header;
         // Of a finished run only the files can be delivered again, if the process ended before it
         // released the sandbox.
@@ -130,7 +125,8 @@ impl Session {
             inputs: Vec::new(),
             durable: true,
             reattach: header.sandbox.clone(),
-            skills: None,
+            // The run's own sandbox has them, perhaps changed.
+            skills: skills.clone().filter(|_| header.sandbox.is_none()),
             runs,
         };
         let mut has_new_sandbox = false;
@@ -140,6 +136,7 @@ impl Session {
             }
             Err(error) if error.is_gone() && fresh_sandbox => {
                 request.reattach = None;
+                request.skills.clone_from(&skills);
                 has_new_sandbox = true;
                 OpenSession::open(&agent, &request).await?
             }
@@ -186,6 +183,7 @@ impl Session {
         resources.tools = Arc::new(resources.tools.with_specs(specs));
         resources.input_files.clone_from(&header.input_files);
         resources.skill_files.clone_from(&header.skill_files);
+        resources.skills = skills;
         let note = header.note.clone();
         let session = session.keep(store, note, 1).await?;
         // A sandbox that is shared is a new one if the caller's own is.
@@ -341,6 +339,21 @@ impl Session {
         }
         self.close().await
     }
+}
+
+/// Loads the skills of a directory, or returns those of the parent's run. Reads files, and therefore blocks.
+fn load_skills(
+    directory: Option<&Path>,
+    runs: &RunOptions,
+) -> Result<Option<Arc<Skills>>, SessionError> {
+    let Some(directory) = directory else {
+        let parent = runs.parent.as_ref();
+        return Ok(parent.and_then(|it| it.scope.skills.clone()));
+    };
+    let skills = Skills::load(directory).map_err(|error| {
+        SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
+    })?;
+    Ok(Some(Arc::new(skills)))
 }
 
 fn store_error(error: StoreError) -> SessionError {

@@ -51,9 +51,12 @@ pub struct ResumeOptions {
     /// Whether a new sandbox is opened if the run's own is gone. Its files are lost, and the model is
     /// informed.
     pub fresh_sandbox: bool,
+    /// The directory of skills with which the run began, for its sub-agents and for later runs. It is
+    /// copied only into a new sandbox.
+    pub skills: Option<PathBuf>,
 }
 
-/// Defines the setters of [`RunOptions`] for both kinds of options.
+/// Defines the setters of what both kinds of options have.
 macro_rules! common_options {
     ($options:ident) => {
         impl $options {
@@ -74,6 +77,12 @@ macro_rules! common_options {
             /// Sets how files are saved in the output directory.
             pub fn outputs(mut self, outputs: OutputOptions) -> Self {
                 self.runs.outputs = outputs;
+                self
+            }
+
+            /// Sets the directory of skills.
+            pub fn skills(mut self, directory: impl Into<PathBuf>) -> Self {
+                self.skills = Some(directory.into());
                 self
             }
 
@@ -140,12 +149,6 @@ impl SessionOptions {
     /// Sets the sandbox of an earlier run to go on in. No other session must go on in it.
     pub fn in_sandbox(mut self, sandbox: SandboxHandle) -> Self {
         self.sandbox = Some(sandbox);
-        self
-    }
-
-    /// Sets the directory of skills.
-    pub fn skills(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.skills = Some(directory.into());
         self
     }
 

@@ -15,7 +15,7 @@ use cantle_backends_local::LocalBackend;
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::ids::RunId;
-use cantle_core::message::ToolCall;
+use cantle_core::message::{Message, ToolCall};
 use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::{CodeExec, Finish as FinishTool};
@@ -535,5 +535,40 @@ async fn a_sub_agent_that_needs_its_whole_grace_is_still_in_its_callers_ledger()
     let leaf = &helper.sub_agents["leaf"][0];
     assert_eq!(leaf.tools["deaf"].cancelled, 1);
     assert_eq!(outcome.ledger.reported_usage().total(), 3 * 15);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_later_run_in_a_resumed_session_knows_the_skills() {
+    let test_directory = TestDirectory::new();
+    let skills = test_directory.directory.path().join("skills");
+    fs::create_dir_all(skills.join("greet")).unwrap();
+    let skill = skills.join("greet/SKILL.md");
+    fs::write(&skill, "---\nname: greet\ndescription: Greets.\n---\n").unwrap();
+    let client = Scripted::new(|_, _| text("Done."));
+    let agent = agent(&client)
+        .provider(test_directory.commands())
+        .text_answers(TextAnswers::EndTurn)
+        .build()
+        .unwrap();
+    let options = test_directory.kept().skills(&skills);
+    let session = agent.session(options).await.unwrap();
+    let first = outcome(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    fs::write(skills.join("later.txt"), "").unwrap();
+    let options = ResumeOptions::default().skills(&skills);
+    let session = test_directory
+        .resume_when_released(&agent, first.run, options)
+        .await;
+    outcome(session.resume().unwrap()).await;
+    let second = outcome(session.run("more").unwrap()).await;
+    let Message::System(prompt) = &*second.history[0] else {
+        panic!("{:?}", second.history);
+    };
+    let prompt = prompt.content.text();
+    assert!(prompt.contains("skills/greet"), "{prompt}");
+    let uploaded = SandboxPath::new("skills/later.txt").unwrap();
+    let uploaded = session.sandbox().unwrap().read_bytes(&uploaded, 1).await;
+    assert!(uploaded.is_err(), "its own sandbox stays as it is");
     session.close().await.unwrap();
 }

@@ -269,6 +269,8 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     options.runs.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.runs.outputs = output_options(args, options.runs.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
+    // The run's own sandbox has them even if the directory is gone.
+    options.skills = saved.skills.clone().filter(|directory| directory.is_dir());
     let in_place = saved.in_place.clone();
     if let Some(in_place) = &in_place {
         in_place.check_results(output_dir.as_ref()).usage()?;
