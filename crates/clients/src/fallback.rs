@@ -122,17 +122,17 @@ impl FallbackCall {
         let slug = client.model().slug.clone();
         failed.reason = format!("{}; falling back to `{slug}`", failed.reason);
         failed.delay = Duration::ZERO;
+        failed.next_model = Some(slug.clone());
         self.stream = client.stream(self.request.clone());
         self.failing_since = None;
-        let event = self.failed(failed);
         self.substitute = Some(slug);
-        event
+        self.failed(failed)
     }
 
     fn failed(&mut self, mut failed: FailedAttempt) -> ChatEvent {
         self.attempts += 1;
         failed.attempt = self.attempts;
-        failed.model = failed.model.or_else(|| self.substitute.clone());
+        failed.next_model = failed.next_model.or_else(|| self.substitute.clone());
         ChatEvent::AttemptFailed(failed)
     }
 }
@@ -197,6 +197,7 @@ mod tests {
                 panic!("{events:?}");
             };
             assert_eq!((failed.attempt, failed.kind), (1, kind));
+            assert_eq!(failed.next_model.as_deref(), Some("two"));
             assert_eq!(failed.reason, "scripted failure; falling back to `two`");
             assert_eq!(*ended, ChatEvent::Finished(end));
             assert!(error.is_none());

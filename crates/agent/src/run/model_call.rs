@@ -57,6 +57,8 @@ struct Attempt {
     started: Instant,
     /// Its start, in seconds since the Unix epoch.
     start_time: f64,
+    /// The model that is called, unless it is the client's own.
+    model: Option<String>,
     /// Bytes of output received.
     output_bytes: usize,
     /// Start of the text received.
@@ -65,10 +67,11 @@ struct Attempt {
 
 impl Attempt {
     /// An attempt that starts after a delay.
-    fn after(delay: Duration) -> Self {
+    fn after(delay: Duration, model: Option<String>) -> Self {
         Self {
             started: Instant::now() + delay,
             start_time: unix_seconds() + delay.as_secs_f64(),
+            model,
             output_bytes: 0,
             text: String::new(),
         }
@@ -217,7 +220,7 @@ impl Driver {
 
     /// Returns the fact of a failed attempt.
     fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
-        let entry = self.model_call(CallPurpose::Failed, failed.model.as_deref(), attempt);
+        let entry = self.model_call(CallPurpose::Failed, attempt);
         let call = self.wasted_call(entry, attempt, failed.kind, failed.usage);
         self.scope.hub.emit(EventKind::ModelRetry {
             attempt: failed.attempt + 1,
@@ -265,7 +268,7 @@ impl Driver {
     ) -> Result<Result<Answer, Box<Fact>>, RunError> {
         let mut stream = self.resources.agent.client.stream(request);
         let mut fold = Fold::default();
-        let mut attempt = Attempt::after(Duration::ZERO);
+        let mut attempt = Attempt::after(Duration::ZERO, None);
         let budget = Arc::clone(&self.scope.budget);
         let out_of_time = out_of_time(&budget);
         tokio::pin!(out_of_time);
@@ -296,7 +299,7 @@ impl Driver {
                         self.record_budget_notices()?;
                         self.record(fact)?;
                         self.commit().await?;
-                        attempt = Attempt::after(failed.delay);
+                        attempt = Attempt::after(failed.delay, failed.next_model.clone());
                     }
                     attempt.output_bytes += self.emit_delta(&event, emits_deltas);
                     attempt.keep_text(&event);
@@ -311,7 +314,7 @@ impl Driver {
             }
         };
         let (kind, usage) = (failure.kind(), failure.usage());
-        let entry = self.model_call(CallPurpose::Failed, None, &attempt);
+        let entry = self.model_call(CallPurpose::Failed, &attempt);
         let call = self.wasted_call(entry, &attempt, kind, usage);
         Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
             error: Arc::new(failure),
@@ -323,7 +326,10 @@ impl Driver {
         let usage = completion
             .usage
             .unwrap_or_else(|| self.estimated_usage(output_bytes(&completion.message)));
-        let mut call = self.model_call(CallPurpose::Turn, completion.model.as_deref(), attempt);
+        let mut call = self.model_call(CallPurpose::Turn, attempt);
+        if let Some(model) = &completion.model {
+            call.model.clone_from(model);
+        }
         call.usage = usage;
         call.estimated = completion.usage.is_none();
         call.cost_usd = completion.cost_usd;
@@ -369,7 +375,7 @@ impl Driver {
         if attempt.started > Instant::now() {
             return None;
         }
-        let entry = self.model_call(CallPurpose::Cancelled, None, attempt);
+        let entry = self.model_call(CallPurpose::Cancelled, attempt);
         Some(self.wasted_call(entry, attempt, LlmErrorKind::Interrupted, None))
     }
 
@@ -378,14 +384,10 @@ impl Driver {
         call_usage(self.machine.messages(), tools, output_bytes)
     }
 
-    /// A ledger entry of a call to the client's own model, or to a fallback of this name.
-    fn model_call(
-        &self,
-        purpose: CallPurpose,
-        model: Option<&str>,
-        attempt: &Attempt,
-    ) -> ModelCall {
-        let model = model.unwrap_or(&self.resources.agent.client.model().slug);
+    /// A ledger entry of an attempt.
+    fn model_call(&self, purpose: CallPurpose, attempt: &Attempt) -> ModelCall {
+        let own = &self.resources.agent.client.model().slug;
+        let model = attempt.model.as_ref().unwrap_or(own);
         let duration = attempt.started.elapsed();
         ModelCall::new(model, purpose, TokenUsage::default(), duration)
     }

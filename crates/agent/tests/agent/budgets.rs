@@ -1,14 +1,16 @@
 //! Budgets: a word before, a last chance, and a typed end.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_agent::{
     Agent, AgentBuilder, Budget, Outcome, ResumeOptions, RunErrorKind, RunStore, Session,
     SessionErrorKind, SessionOptions, SubAgent,
 };
+use cantle_clients::fallback::Fallback;
 use cantle_clients::retry::{Retry, RetryPolicy};
-use cantle_core::event::RunStatus;
+use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ledger::CallPurpose;
 use cantle_core::llm::{ChatEvent, FailedAttempt, LlmError, LlmErrorKind, PriceSource, Prices};
 use cantle_core::tool::ToolOutput;
@@ -401,6 +403,34 @@ async fn a_call_without_a_cost_ends_a_run_with_a_budget_of_money() {
     let session = limited(agent_of(&bounded), Budget::default()).await;
     let outcome = self::outcome(session.run("the task").unwrap()).await;
     assert_eq!(outcome.ledger.calls_of_unknown_cost(), 3);
+}
+
+#[tokio::test]
+async fn a_fallback_model_that_fails_or_is_cancelled_counts_with_its_name_and_prices() {
+    let first = Scripted::new(|_, _| vec![Err(LlmError::new(LlmErrorKind::Timeout, "no answer"))]);
+    let failing = first.clone().named("second").priced(2.0, 10.0);
+    let hanging = failing.clone().waiting(|_| pending());
+    for (second, purpose) in [
+        (failing, CallPurpose::Failed),
+        (hanging, CallPurpose::Cancelled),
+    ] {
+        let client = Fallback::new(Arc::new(first.clone()), vec![Arc::new(second)]);
+        let agent = Agent::builder("test", client).finish(finish_tool());
+        let session = limited(agent, Budget::default()).await;
+        let mut run = session.run("the task").unwrap();
+        while !matches!(run.next().await.unwrap().kind, EventKind::ModelRetry { .. }) {}
+        if purpose == CallPurpose::Cancelled {
+            run.cancel();
+        }
+        let outcome = outcome(run).await;
+        let calls = outcome.ledger.model_calls.iter();
+        let calls = calls.map(|call| (&*call.model, call.purpose, call.cost_usd.is_some()));
+        let expected = [
+            ("scripted", CallPurpose::Failed, false),
+            ("second", purpose, true),
+        ];
+        assert_eq!(calls.collect::<Vec<_>>(), expected);
+    }
 }
 
 #[tokio::test]

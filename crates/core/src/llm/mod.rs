@@ -157,8 +157,8 @@ pub struct FailedAttempt {
     pub delay: Duration,
     /// Usage that the provider reported before the failure, which may lack the output.
     pub usage: Option<TokenUsage>,
-    /// The model that was called, unless it is the client's own.
-    pub model: Option<String>,
+    /// The model that the next attempt calls, unless it is the client's own.
+    pub next_model: Option<String>,
 }
 
 impl FailedAttempt {
@@ -170,7 +170,7 @@ impl FailedAttempt {
             reason: error.to_string(),
             delay,
             usage: error.usage(),
-            model: None,
+            next_model: None,
         }
     }
 }
