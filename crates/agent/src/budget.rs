@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cantle_core::ledger::{Ledger, ModelCall};
+use cantle_core::llm::ModelInfo;
 use tokio::time::Instant;
 
 use crate::resource::Resource;
@@ -114,9 +115,23 @@ impl Account {
         std::iter::successors(Some(self), |account| account.parent.as_deref())
     }
 
-    /// Adds the spending of earlier processes.
-    pub(crate) fn carry_over(&self, ledger: &Ledger, time: Duration) {
+    /// Adds the spending of earlier processes. Calls of this model whose cost was not known then have the
+    /// prices that are known now.
+    pub(crate) fn carry_over(&self, ledger: &Ledger, model: &ModelInfo, time: Duration) {
         self.add(ledger.into());
+        let unknown = ledger.all_model_calls().filter(|it| it.has_unknown_cost());
+        for call in unknown {
+            let model = model.named(&call.model);
+            // Another model may be that of a sub-agent.
+            if model.slug == call.model
+                && let Some(prices) = model.prices.or(model.highest_prices)
+            {
+                self.add(Spending {
+                    cost_usd: Some(prices.cost_usd(&call.usage)),
+                    ..Spending::default()
+                });
+            }
+        }
         self.state().earlier = time;
     }
 

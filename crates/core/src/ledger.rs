@@ -245,7 +245,8 @@ impl Ledger {
         costs
     }
 
-    fn all_model_calls(&self) -> impl Iterator<Item = &ModelCall> {
+    /// Returns the model calls, including those of sub-agents.
+    pub fn all_model_calls(&self) -> impl Iterator<Item = &ModelCall> {
         self.tree().flat_map(|ledger| &ledger.model_calls)
     }
 

@@ -306,7 +306,9 @@ impl RunTask {
         journal.commit().await?;
         machine.apply(fact);
         // Calls that were interrupted are in the ledger now.
-        self.scope.budget.carry_over(machine.ledger(), time_used);
+        let model = self.resources.agent.client.model();
+        let budget = &self.scope.budget;
+        budget.carry_over(machine.ledger(), model, time_used);
         self.scope.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });
