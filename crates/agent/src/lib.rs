@@ -63,7 +63,7 @@ pub use self::environment::UserDirectory;
 pub use self::error::{InvalidAgent, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::inputs::{IgnoreRules, InputEntries, InputOptions};
-pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
+pub use self::journal::{KeptRun, KeptStatus, LockedRun, RunStore, StoreError, StoreErrorKind};
 pub use self::resource::Resource;
 pub use self::rules::TextAnswers;
 pub use self::run::{FinishError, Outcome, Run, RunControl, RunOptions};

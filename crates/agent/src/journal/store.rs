@@ -38,6 +38,14 @@ pub struct RunStore {
     queue: Arc<CommitQueue>,
 }
 
+/// A kept run that no other process can resume or remove until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct LockedRun {
+    directory: PathBuf,
+    lock: Lock,
+}
+
 /// The content of a journal.
 #[derive(Debug)]
 pub(crate) struct JournalContent {
@@ -172,8 +180,20 @@ impl RunStore {
     /// # Errors
     /// [`StoreErrorKind::InUse`] if a process works on it; [`StoreErrorKind::NotFound`].
     pub fn remove(&self, run: RunId) -> Result<(), StoreError> {
-        let (directory, _lock) = self.lock(run)?;
-        fs::remove_dir_all(&directory).map_err(|error| StoreError::io("remove", &directory, &error))
+        self.lock(run)?.remove()
+    }
+
+    /// Locks a run, so that no other process can resume or remove it.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::InUse`] if a process works on it; [`StoreErrorKind::NotFound`].
+    pub fn lock(&self, run: RunId) -> Result<LockedRun, StoreError> {
+        let directory = self.run_directory(run);
+        if !directory.is_dir() {
+            return Err(not_found(run));
+        }
+        let lock = Lock::try_lock(&directory)?.ok_or_else(|| in_use(run))?;
+        Ok(LockedRun { directory, lock })
     }
 
     /// Begins the journal of a run.
@@ -281,7 +301,7 @@ impl RunStore {
 
     /// Opens the journal of a run for resuming, and cuts off incomplete lines.
     pub(crate) fn reopen(&self, run: RunId) -> Result<ReopenedRun, StoreError> {
-        let (directory, lock) = self.lock(run)?;
+        let LockedRun { directory, lock } = self.lock(run)?;
         let mut reader = self.open_journal(run)?;
         let content = JournalContent::read(&mut reader, &directory)?;
         let path = directory.join(FILE_NAME);
@@ -300,15 +320,16 @@ impl RunStore {
         let path = self.run_directory(run).join(FILE_NAME);
         JournalReader::open(&path)?.ok_or_else(|| not_found(run))
     }
+}
 
-    /// Locks an existing run.
-    fn lock(&self, run: RunId) -> Result<(PathBuf, Lock), StoreError> {
-        let directory = self.run_directory(run);
-        if !directory.is_dir() {
-            return Err(not_found(run));
-        }
-        let lock = Lock::try_lock(&directory)?.ok_or_else(|| in_use(run))?;
-        Ok((directory, lock))
+impl LockedRun {
+    /// Removes the run's directory with its journal. A sandbox elsewhere is not removed. Blocks.
+    ///
+    /// # Errors
+    /// If it can't be removed.
+    pub fn remove(self) -> Result<(), StoreError> {
+        let directory = &self.directory;
+        fs::remove_dir_all(directory).map_err(|error| StoreError::io("remove", directory, &error))
     }
 }
 

@@ -124,7 +124,10 @@ async fn runs_are_listed_read_and_removed() {
 
     let finished = agent.resume(&store, second, ResumeOptions::default()).await;
     assert_eq!(finished.unwrap_err().kind(), SessionErrorKind::Journal);
-    store.remove(first).unwrap();
+    let locked = store.lock(first).unwrap();
+    let refused = agent.resume(&store, first, ResumeOptions::default()).await;
+    assert_eq!(refused.unwrap_err().kind(), SessionErrorKind::Journal);
+    locked.remove().unwrap();
     assert!(!store.run_directory(first).exists());
     for error in [
         store.get(first).unwrap_err(),

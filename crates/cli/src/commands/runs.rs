@@ -308,6 +308,13 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
     let store = state.runs();
     for run in &runs {
         check_idle(run)?;
+        let locked = match store.lock(run.run) {
+            // It was given twice.
+            Err(error) if error.kind() == StoreErrorKind::NotFound => continue,
+            locked => locked.usage()?,
+        };
+        // Another process may have gone on with it since.
+        let run = store.get(run.run).internal()?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
             if !kept_sandbox::is_shared(&store, &run).internal()? {
@@ -315,15 +322,11 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
             }
             all.extend(run.sub_agents().0);
         }
-        if let Some(copy) = working_copy(run) {
+        if let Some(copy) = working_copy(&run) {
             copy.remove().internal()?;
         }
         undelivered::remove(state, run.run).internal()?;
-        match store.remove(run.run) {
-            // It was given twice.
-            Err(error) if error.kind() == StoreErrorKind::NotFound => {}
-            removed => removed.internal()?,
-        }
+        locked.remove().internal()?;
     }
     print(format!(
         "{} removed\n",
