@@ -106,7 +106,7 @@ impl RunStore {
             parent: None,
             depth: 0,
         };
-        JournalEvents::read(self, origin, &mut events)?;
+        JournalEvents::read(self, origin, None, &mut events)?;
         Ok(events)
     }
 
@@ -177,6 +177,7 @@ impl<'a> JournalEvents<'a> {
     fn read(
         store: &'a RunStore,
         origin: Origin,
+        parent_call: Option<String>,
         events: &'a mut Vec<Event>,
     ) -> Result<(), StoreError> {
         let JournalContent {
@@ -194,7 +195,7 @@ impl<'a> JournalEvents<'a> {
             calls: Vec::new(),
             events,
         };
-        journal.started(header);
+        journal.started(header, parent_call);
         journal.actions();
         for fact in facts {
             journal.fact(fact)?;
@@ -215,7 +216,7 @@ impl<'a> JournalEvents<'a> {
         self.events.push(event);
     }
 
-    fn started(&mut self, header: Header) {
+    fn started(&mut self, header: Header, parent_call: Option<String>) {
         let (agent, model) = header.identity.names();
         self.push(EventKind::RunStarted {
             agent: agent.to_owned(),
@@ -225,6 +226,7 @@ impl<'a> JournalEvents<'a> {
             tools: header.tools.into_keys().collect(),
             sandbox: header.sandbox_info,
             input_files: header.input_files,
+            parent_call,
         });
         for message in header.warnings {
             self.push(EventKind::Warning { message });
@@ -319,7 +321,7 @@ impl<'a> JournalEvents<'a> {
                 parent: Some(self.origin.run),
                 depth: self.origin.depth + 1,
             };
-            JournalEvents::read(&store, origin, self.events)?;
+            JournalEvents::read(&store, origin, Some(call.id.clone()), self.events)?;
         }
         Ok(())
     }

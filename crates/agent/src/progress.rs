@@ -128,6 +128,7 @@ mod tests {
             tools: Vec::new(),
             sandbox: None,
             input_files: Vec::new(),
+            parent_call: None,
         }
     }
 

@@ -70,6 +70,9 @@ pub enum EventKind {
         sandbox: Option<SandboxInfo>,
         /// Input files, as paths in the sandbox.
         input_files: Vec<String>,
+        /// The parent run's call that started it, for a sub-agent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parent_call: Option<String>,
     },
     /// A problem that the user should know about.
     Warning {

@@ -45,9 +45,8 @@ pub struct RunSpans {
 struct OpenRun {
     span: Span,
     model: String,
-    /// Tool calls that have started, by id, with the number of the call: the latest one started a sub-agent.
-    calls: HashMap<String, (u64, Span)>,
-    next_call: u64,
+    /// Tool calls that have started, by id.
+    calls: HashMap<String, Span>,
 }
 
 impl fmt::Debug for RunSpans {
@@ -106,7 +105,11 @@ impl RunSpans {
 
     fn run_started(&mut self, event: &Event) {
         let EventKind::RunStarted {
-            agent, model, task, ..
+            agent,
+            model,
+            task,
+            parent_call,
+            ..
         } = &event.kind
         else {
             return;
@@ -123,14 +126,13 @@ impl RunSpans {
         let message = || json!([{"role": "user", "parts": [{"type": "text", "content": task}]}]);
         attributes.extend(self.content("gen_ai.input.messages", || message().to_string()));
         let parent = event.parent.and_then(|parent| self.runs.get(&parent));
-        let parent = parent.map(OpenRun::context_of_sub_agent);
+        let parent = parent.map(|run| run.context_of_sub_agent(parent_call.as_deref()));
         let name = format!("invoke_agent {agent}");
         let span = self.start(name, SpanKind::Internal, event.time, attributes, parent);
         let run = OpenRun {
             span,
             model: model.clone(),
             calls: HashMap::new(),
-            next_call: 0,
         };
         self.runs.insert(event.run, run);
     }
@@ -150,7 +152,7 @@ impl RunSpans {
         let Some(mut run) = self.runs.remove(&event.run) else {
             return;
         };
-        for (_, span) in run.calls.into_values() {
+        for span in run.calls.into_values() {
             self.end(span, event.time, Some("interrupted"));
         }
         let usage = ledger.reported_usage() + ledger.estimated_usage();
@@ -251,8 +253,7 @@ impl RunSpans {
         let internal = SpanKind::Internal;
         let span = self.start(name, internal, event.time, attributes, Some(context));
         if let Some(run) = self.runs.get_mut(&event.run) {
-            run.calls.insert(call_id.to_owned(), (run.next_call, span));
-            run.next_call += 1;
+            run.calls.insert(call_id.to_owned(), span);
         }
     }
 
@@ -273,7 +274,7 @@ impl RunSpans {
             self.tool_started(event, call_id, tool, arguments);
         }
         let run = self.runs.get_mut(&event.run);
-        let Some((_, mut span)) = run.and_then(|run| run.calls.remove(call_id)) else {
+        let Some(mut span) = run.and_then(|run| run.calls.remove(call_id)) else {
             return;
         };
         let code = exit_code(result);
@@ -339,10 +340,10 @@ impl RunSpans {
 }
 
 impl OpenRun {
-    fn context_of_sub_agent(&self) -> SpanContext {
-        let latest = self.calls.values().max_by_key(|(number, _)| *number);
-        let span = latest.map_or(&self.span, |(_, span)| span);
-        span.span_context().clone()
+    /// Returns the context of a sub-agent that this call started. A background one outlives its call.
+    fn context_of_sub_agent(&self, call_id: Option<&str>) -> SpanContext {
+        let call = call_id.and_then(|id| self.calls.get(id));
+        call.unwrap_or(&self.span).span_context().clone()
     }
 }
 

@@ -62,7 +62,7 @@ fn at(seconds: f64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs_f64(1e9 + seconds)
 }
 
-/// The events of a run whose tool call starts a sub-agent.
+/// The events of a run with two tool calls, of which the first starts a sub-agent.
 fn events() -> Vec<Event> {
     let (main, sub) = (RunId::new(), RunId::new());
     let mut events = Vec::new();
@@ -73,7 +73,7 @@ fn events() -> Vec<Event> {
         }
         events.push(event);
     };
-    let started = |agent: &str| EventKind::RunStarted {
+    let started = |agent: &str, parent_call: Option<&str>| EventKind::RunStarted {
         agent: agent.to_owned(),
         model: "m1".to_owned(),
         task: "Find sk-secret-1 here".to_owned(),
@@ -81,6 +81,7 @@ fn events() -> Vec<Event> {
         tools: Vec::new(),
         sandbox: None,
         input_files: Vec::new(),
+        parent_call: parent_call.map(str::to_owned),
     };
     let usage = TokenUsage {
         input: 10,
@@ -111,7 +112,7 @@ fn events() -> Vec<Event> {
         duration: Duration::from_secs(5),
         ledger: Ledger::default(),
     };
-    add(main, 0.0, started("main"));
+    add(main, 0.0, started("main", None));
     add(main, 3.0, answered);
     let (call_id, tool) = ("c1".to_owned(), "helper".to_owned());
     let arguments = json!({"task": "sk-secret-1"});
@@ -124,7 +125,13 @@ fn events() -> Vec<Event> {
             arguments,
         },
     );
-    add(sub, 5.0, started("sub"));
+    let other = EventKind::ToolStarted {
+        call_id: "c2".to_owned(),
+        tool: "other".to_owned(),
+        arguments: json!({}),
+    };
+    add(main, 4.5, other);
+    add(sub, 5.0, started("sub", Some("c1")));
     add(
         sub,
         6.0,
@@ -168,7 +175,7 @@ async fn exported(
         spans.record(&event);
     }
     let report = close(telemetry, DEADLINE).await;
-    assert_eq!((report.exported, report.lost, report.error), (4, 0, None));
+    assert_eq!((report.exported, report.lost, report.error), (5, 0, None));
     let mut found = HashMap::new();
     while let Ok(request) = received.try_recv() {
         for resource in request.resource_spans {
@@ -277,6 +284,6 @@ async fn silent_collector_costs_spans_and_no_time() {
     }
     let report = close(telemetry, Duration::from_millis(100)).await;
     assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
-    assert_eq!((report.exported, report.lost), (0, 4 * runs));
+    assert_eq!((report.exported, report.lost), (0, 5 * runs));
     assert!(report.error.is_some());
 }

@@ -415,6 +415,7 @@ impl RunTask {
     fn emit_start(&self, task: &str) {
         let resources = &self.resources;
         let sandbox = resources.sandbox.as_ref();
+        let parent = resources.runs.parent.as_ref();
         let hub = &self.scope.hub;
         hub.emit_with(|| EventKind::RunStarted {
             agent: resources.agent.name.clone(),
@@ -429,6 +430,7 @@ impl RunTask {
                 .collect(),
             sandbox: sandbox.map(|sandbox| sandbox.info().clone()),
             input_files: resources.input_files.clone(),
+            parent_call: parent.map(|parent| parent.call_id.clone()),
         });
         for message in &resources.warnings {
             hub.emit(EventKind::Warning {

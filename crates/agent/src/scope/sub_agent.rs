@@ -56,6 +56,7 @@ pub(crate) trait SubAgentTool: Send + Sync {
 #[derive(Clone, Debug)]
 pub(crate) struct ParentRun {
     pub(crate) scope: Arc<RunScope>,
+    pub(crate) call_id: String,
     /// The calling run's sandbox, from which files come and to which they are delivered.
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
     /// Whether the sub-agent works in that sandbox.

@@ -122,6 +122,7 @@ impl SubAgent {
     fn parent(&self, call: &SubAgentCall, cx: &ToolContext) -> ParentRun {
         ParentRun {
             scope: Arc::clone(&call.scope),
+            call_id: call.call_id.clone(),
             sandbox: cx.sandbox.clone(),
             shares_sandbox: self.shares_sandbox,
         }

@@ -58,6 +58,7 @@ fn every_kind() -> Vec<EventKind> {
             tools: vec![tool(), "finish".to_owned()],
             sandbox: Some(sandbox),
             input_files: vec!["data.csv".to_owned()],
+            parent_call: None,
         },
         EventKind::Warning {
             message: "Commands are not isolated.".to_owned(),

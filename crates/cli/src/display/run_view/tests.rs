@@ -41,6 +41,7 @@ fn started() -> EventKind {
         tools: vec!["code_exec".to_owned()],
         sandbox: Some(sandbox),
         input_files: vec!["a.txt".to_owned(), "b.txt".to_owned()],
+        parent_call: None,
     }
 }
 
