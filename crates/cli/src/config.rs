@@ -142,21 +142,21 @@ pub(crate) fn sandbox_of(layers: &Layers) -> Result<(BackendArg, Policy), Failur
     Ok((settings.backend.unwrap_or_default(), policy))
 }
 
-/// Returns the policy of commands, for subcommands with a backend of their own.
+/// Returns the policy of commands, for subcommands with the local backend, whichever is set.
 ///
 /// # Errors
 /// If a setting is invalid.
 pub(crate) fn resolve_policy(given: &Given<PolicySettings>) -> Result<Policy, Failure> {
-    policy_of(&Layers::with_files(given).usage()?)
+    policy_of(&Layers::with_files(given).usage()?, true)
 }
 
-/// Returns the policy of these settings.
+/// Returns the policy of these settings, for a local backend or another one, whichever they name.
 ///
 /// # Errors
 /// If a setting is invalid.
-pub(crate) fn policy_of(layers: &Layers) -> Result<Policy, Failure> {
+pub(crate) fn policy_of(layers: &Layers, is_local: bool) -> Result<Policy, Failure> {
     report_ignored(layers);
-    policy::resolve(layers).usage()
+    policy::resolve_for(layers, is_local).usage()
 }
 
 /// Binds a Dockerfile of the current directory, also of a saved run, to the content that the user trusts.

@@ -13,13 +13,22 @@ use cantle::core::sandbox::{SandboxError, SandboxErrorKind};
 use serde_json::{Map, Value};
 
 use crate::settings::layers::{Layers, Origin};
-use crate::settings::{AllowedHost, Limit, PolicySettings};
+use crate::settings::{AllowedHost, Limit, PolicySettings, SandboxSettings};
 
-/// Returns the policy that these settings describe.
+/// Returns the policy that these settings describe, for the backend that they name.
 ///
 /// # Errors
 /// If settings contradict each other.
 pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
+    let SandboxSettings { backend, .. } = layers.typed()?;
+    resolve_for(layers, backend.is_none_or(|backend| backend.is_local()))
+}
+
+/// Returns the policy that these settings describe, for a local backend or another one.
+///
+/// # Errors
+/// If settings contradict each other.
+pub(crate) fn resolve_for(layers: &Layers, is_local: bool) -> anyhow::Result<Policy> {
     let settings: PolicySettings = layers.typed()?;
     let preset = settings.policy.unwrap_or_default();
     let mut hosts = AllowedHost::patterns(settings.allow_host)?;
@@ -56,8 +65,7 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         (_, true) => {}
     }
     if !settings.read.is_empty() {
-        let backend = layers.merged().remove("backend");
-        if backend.is_some_and(|backend| backend != "local") {
+        if !is_local {
             bail!(
                 "--read is for the local backend: other backends can't see files of this machine. Copy them with --input"
             );

@@ -19,7 +19,7 @@ use self::keys::KEYS_VARIABLE;
 use super::mcp::McpExtension;
 use super::print;
 use crate::args::{Preparation, ServeArgs, TemplateArg};
-use crate::backend;
+use crate::backend::{self, BackendArg};
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::messages::warn;
@@ -38,7 +38,9 @@ pub(crate) async fn perform(
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
     let layers = Layers::with_files(&args.settings).usage()?;
-    let mut policy = config::policy_of(&layers)?;
+    let templates = args.template.iter().map(|it| &it.backend);
+    let is_any_local = templates.chain([&args.backend]).any(BackendArg::is_local);
+    let mut policy = config::policy_of(&layers, is_any_local)?;
     if let Some(Preparation::CodeInterpreter) = args.prepare {
         return interpreter::prepare(&layers, &policy).await;
     }

@@ -196,4 +196,9 @@ fn paths_to_read_are_those_of_this_machine() {
         let error = resolved(flags, "", "").unwrap_err();
         assert!(error.contains(part), "{error}");
     }
+    // Those of a command that does not use the backend of the settings.
+    let flags = layer("read = ['/usr']\nbackend = 'docker:x'");
+    let layers = Layers::new([(Origin::Flag, flags)]);
+    assert!(resolve_for(&layers, true).is_ok());
+    assert!(resolve_for(&layers, false).is_err());
 }
