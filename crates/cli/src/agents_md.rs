@@ -8,7 +8,7 @@ use std::path::Path;
 use cantle::core::message::Message;
 
 use crate::text::size;
-use crate::trust::{ProjectFiles, read_regular};
+use crate::trust::{ProjectFiles, read_start};
 
 pub(crate) const FILE_NAME: &str = "AGENTS.md";
 
@@ -32,12 +32,14 @@ pub(crate) fn find(
     directory: &Path,
     trust_directory: bool,
 ) -> anyhow::Result<Option<ProjectNotes>> {
-    let Some((text, metadata)) = read_regular(&directory.join(FILE_NAME))? else {
+    let Some((content, metadata)) = read_start(&directory.join(FILE_NAME))? else {
         return Ok(None);
     };
     let mut files = ProjectFiles::default();
-    files.add_text(Path::new(FILE_NAME), &text, &metadata);
+    // No record has the digest of a file that is not whole here: `cantle trust` refuses it.
+    files.add_content(Path::new(FILE_NAME), &content, &metadata);
     let is_trusted = files.distrust(directory, trust_directory).is_none();
+    let text = String::from_utf8_lossy(&content);
     let end = text.floor_char_boundary(MAX_BYTES);
     let mut notes = text.trim().to_owned();
     if end < text.len() {

@@ -149,7 +149,7 @@ fn of_directory(
     };
     let trust_directory = args.settings.trusts_directory();
     let mut files = ProjectFiles::default();
-    files.add_text(Path::new(FILE_NAME), &text, &metadata);
+    files.add_content(Path::new(FILE_NAME), text.as_bytes(), &metadata);
     // The files that it names are not even opened before the file itself is trusted.
     if let Some(reason) = files.distrust(directory, trust_directory) {
         return Ok(Some(Err(reason)));

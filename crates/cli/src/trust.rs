@@ -41,13 +41,13 @@ impl ProjectFiles {
         let Some((text, metadata)) = read_regular(path)? else {
             return Ok(None);
         };
-        self.add_text(path, &text, &metadata);
+        self.add_content(path, text.as_bytes(), &metadata);
         Ok(Some(text))
     }
 
     /// Adds a file that was read, under a name.
-    pub(crate) fn add_text(&mut self, name: &Path, text: &str, metadata: &Metadata) {
-        self.add(name, &format!("{:x}", Sha256::digest(text)), metadata);
+    pub(crate) fn add_content(&mut self, name: &Path, content: &[u8], metadata: &Metadata) {
+        self.add(name, &format!("{:x}", Sha256::digest(content)), metadata);
     }
 
     /// Adds a file that another program will load, under a name.
@@ -109,18 +109,30 @@ impl ProjectFiles {
 /// # Errors
 /// If it can't be read, is not a regular file or not UTF-8, or is too large.
 pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Option<(String, Metadata)>> {
-    let Some((file, metadata)) = open_regular(path)? else {
+    let Some((content, metadata)) = read_start(path)? else {
         return Ok(None);
     };
     let shown = path.display();
-    let failed = || format!("failed to read {shown}");
-    let mut text = String::new();
-    let mut limited = file.take(MAX_FILE_BYTES + 1);
-    limited.read_to_string(&mut text).with_context(failed)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
+    if content.len() as u64 > MAX_FILE_BYTES {
         bail!("{shown} is larger than {} KiB", MAX_FILE_BYTES / 1024);
     }
+    let text = String::from_utf8(content).with_context(|| format!("failed to read {shown}"))?;
     Ok(Some((text, metadata)))
+}
+
+/// Reads a file, of a larger one [`MAX_FILE_BYTES`] and a byte; returns `None` if it does not exist.
+///
+/// # Errors
+/// If it can't be read, or is not a regular file.
+pub(crate) fn read_start(path: &Path) -> anyhow::Result<Option<(Vec<u8>, Metadata)>> {
+    let Some((file, metadata)) = open_regular(path)? else {
+        return Ok(None);
+    };
+    let mut content = Vec::new();
+    file.take(MAX_FILE_BYTES + 1)
+        .read_to_end(&mut content)
+        .with_context(|| format!("failed to read {}", path.display()))?;
+    Ok(Some((content, metadata)))
 }
 
 /// Opens a file; returns `None` if it does not exist.

@@ -349,6 +349,12 @@ async fn notes_of_a_project_are_instructions_only_where_they_are_trusted() {
         "{}",
         shown.len()
     );
+    let mut larger = b"\xff".to_vec();
+    larger.resize(2 << 20, b'b');
+    env.write("AGENTS.md", larger);
+    let exited = env.run(RUN).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(messages()[1]["content"].to_string().contains("\u{fffd}bbb"));
     std::fs::remove_file(env.path("AGENTS.md")).unwrap();
     std::fs::create_dir(env.path("AGENTS.md")).unwrap();
     let refused = env.run(RUN).await;
