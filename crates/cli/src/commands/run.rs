@@ -502,8 +502,9 @@ impl PreparedRun {
     ) -> Result<OpenRun, Failure> {
         let opened = cancellation.run_until_cancelled(self.open_store()).await;
         let fetched = opened.ok_or_else(task::cancelled_early)?.usage()?;
-        let copied = self.task.workdir.as_mut().map(Workdir::take).transpose();
-        self.remarks.extend(copied.usage()?.unwrap_or_default());
+        if let Some(workdir) = &mut self.task.workdir {
+            self.remarks.extend(workdir.take(cancellation).await?);
+        }
         for remark in &self.remarks {
             display.message(remark).await;
         }

@@ -22,6 +22,7 @@ use cantle::core::sandbox::{Sandbox, SandboxPath, Walk};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::changes::{Changes, Status};
 pub(crate) use self::review::{apply, revert, summary};
@@ -117,8 +118,12 @@ impl WorkingCopy {
     /// Copies the files. Returns warnings about those that are left out. Blocks.
     ///
     /// # Errors
-    /// If they can't be read or copied, or are too many.
-    pub(crate) fn take(&self, options: &InputOptions) -> anyhow::Result<(Lock, Vec<String>)> {
+    /// If they can't be read or copied, or are too many, or it is cancelled.
+    pub(crate) fn take(
+        &self,
+        options: &InputOptions,
+        cancellation: &CancellationToken,
+    ) -> anyhow::Result<(Lock, Vec<String>)> {
         let entries = options.entries(&self.origin)?;
         if entries.paths.len() > MAX_ENTRIES {
             bail!(
@@ -133,6 +138,9 @@ impl WorkingCopy {
         let mut warnings = Vec::new();
         let mut links = BTreeMap::new();
         for (path, is_directory) in &entries.paths {
+            if cancellation.is_cancelled() {
+                bail!("cancelled");
+            }
             let copied = self.copy_entry(path, *is_directory, &mut links);
             if let Some(reason) = copied.with_context(|| failed(path))? {
                 warnings.push(format!("{} is left out: {reason}", path.display()));

@@ -4,6 +4,7 @@ use anyhow::bail;
 use cantle::agent::{InputOptions, SessionOptions, UserDirectory};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::Sandbox;
+use tokio_util::sync::CancellationToken;
 
 use super::changes::Changes;
 use super::review::{Decision, decide};
@@ -11,7 +12,9 @@ use super::{Lock, WorkingCopy};
 use crate::args::WorkdirArgs;
 use crate::ask::TerminalUser;
 use crate::display::Paint;
+use crate::exit::{Failure, FailureExt as _};
 use crate::state_dir::StateDir;
+use crate::task::cancelled_early;
 
 /// The directory that a run works on.
 #[derive(Debug)]
@@ -85,15 +88,29 @@ impl Workdir {
         }))
     }
 
-    /// Copies the files of a new run. Returns warnings. Blocks.
+    /// Copies the files of a new run. Returns warnings.
     ///
     /// # Errors
-    /// If they can't be copied; nothing is left then.
-    pub(crate) fn take(&mut self) -> anyhow::Result<Vec<String>> {
-        let Some(options) = &self.options else {
+    /// If they can't be copied, or it is cancelled; nothing is left then.
+    pub(crate) async fn take(
+        &mut self,
+        cancellation: &CancellationToken,
+    ) -> Result<Vec<String>, Failure> {
+        let Some(options) = self.options.clone() else {
             return Ok(Vec::new());
         };
-        let (lock, warnings) = self.copy.take(options).inspect_err(|_| self.discard())?;
+        let (copy, token) = (self.copy.clone(), cancellation.clone());
+        let taken = tokio::task::spawn_blocking(move || {
+            copy.take(&options, &token).inspect_err(|_| {
+                // Here, so that a second interrupt, at which nobody waits any more, leaves nothing either. What remains is
+                // removed by `cantle gc`.
+                let _ = copy.remove();
+            })
+        });
+        let (lock, warnings) = match taken.await.internal()? {
+            Err(_) if cancellation.is_cancelled() => return Err(cancelled_early()),
+            taken => taken.usage()?,
+        };
         self.lock = Some(lock);
         Ok(warnings)
     }
@@ -153,4 +170,40 @@ fn check_flags(args: &WorkdirArgs) -> anyhow::Result<()> {
         bail!("--apply, --diff and --reject need --workdir");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Code;
+
+    #[tokio::test]
+    async fn cancelled_copy_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let origin = directory.path().join("origin");
+        std::fs::create_dir(&origin).unwrap();
+        std::fs::write(origin.join("notes.txt"), "").unwrap();
+        let options = InputOptions::default();
+        let parent = directory.path().join("copies");
+        let copy = WorkingCopy::new(&origin, &parent, &options).unwrap();
+        let args = WorkdirArgs {
+            workdir: Some(origin),
+            in_place: false,
+            apply: false,
+            diff: None,
+            reject: false,
+        };
+        let mut workdir = Workdir {
+            copy,
+            args,
+            options: Some(options),
+            lock: None,
+            is_kept: false,
+        };
+        let token = CancellationToken::new();
+        token.cancel();
+        let failure = workdir.take(&token).await.unwrap_err();
+        assert_eq!(failure.code, Code::Cancelled as u8);
+        assert!(!workdir.copy.directory.exists());
+    }
 }
