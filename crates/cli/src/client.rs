@@ -41,8 +41,8 @@ pub(crate) fn limiter(settings: &ModelSettings) -> RateLimiter {
     RateLimiter::new(limits)
 }
 
-/// Builds the client for a model behind an endpoint. Blocks, so it must not be called on a runtime.
-pub(crate) fn connect(
+/// Builds the client for a model behind an endpoint.
+pub(crate) async fn connect(
     model: &str,
     endpoint: &Endpoint,
     settings: &ModelSettings,
@@ -52,27 +52,28 @@ pub(crate) fn connect(
         bail!("--stateful needs --api responses: no other provider stores conversations");
     }
     let prices = settings.prices()?;
-    let build = |model: &str, limiter: RateLimiter| {
+    let build = async |model: &str, limiter: RateLimiter| {
         let connection = Connection {
             endpoint,
             settings,
             limiter,
         };
-        let client = connection.client(model);
+        let client = connection.client(model).await;
         client.map_err(|error| match error.advice() {
             Some(advice) => anyhow!("{error}. {advice}"),
             None => error.into(),
         })
     };
-    let mut client = build(model, limiter.clone())?;
+    let mut client = build(model, limiter.clone()).await?;
     if let Some(prices) = prices {
         client = Arc::new(Priced::new(client, prices));
     }
     if !settings.fallback_model.is_empty() {
-        // A rate limit error of one model must not delay the next one.
-        let build = |model: &String| build(model, limiter.for_other_model());
-        let fallbacks = settings.fallback_model.iter().map(build);
-        let fallbacks = fallbacks.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut fallbacks = Vec::new();
+        for model in &settings.fallback_model {
+            // A rate limit error of one model must not delay the next one.
+            fallbacks.push(build(model, limiter.for_other_model()).await?);
+        }
         client = Arc::new(Fallback::new(client, fallbacks));
     }
     Ok(client)
@@ -128,7 +129,7 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn client(&self, model: &str) -> Result<Arc<dyn LlmClient>, LlmError> {
+    async fn client(&self, model: &str) -> Result<Arc<dyn LlmClient>, LlmError> {
         let server = self.settings.server;
         let server = server.or(match self.endpoint.provider {
             Some(Provider::Litellm) => Some(Server::LiteLlm),
@@ -136,15 +137,19 @@ impl Connection<'_> {
             _ => None,
         });
         match self.endpoint.api {
-            Api::Chat => self.build(|| match server {
-                Some(server) => ChatClient::builder(model).server(server),
-                None => ChatClient::builder(model),
-            }),
+            Api::Chat => {
+                let begin = || match server {
+                    Some(server) => ChatClient::builder(model).server(server),
+                    None => ChatClient::builder(model),
+                };
+                self.build(begin).await
+            }
             Api::Responses => {
                 let stateful = self.settings.stateful == Some(true);
-                self.build(|| ResponsesClient::builder(model).stateful(stateful))
+                let begin = || ResponsesClient::builder(model).stateful(stateful);
+                self.build(begin).await
             }
-            Api::Messages => self.build(|| AnthropicClient::builder(model)),
+            Api::Messages => self.build(|| AnthropicClient::builder(model)).await,
         }
     }
 
@@ -152,7 +157,7 @@ impl Connection<'_> {
         self.endpoint.provider == Some(Provider::Litellm)
     }
 
-    fn build<D: Dialect>(
+    async fn build<D: Dialect>(
         &self,
         begin: impl Fn() -> HttpClientBuilder<D>,
     ) -> Result<Arc<dyn LlmClient>, LlmError> {
@@ -190,23 +195,12 @@ impl Connection<'_> {
         let mut builder = configured();
         // If the proxy can't describe its models, it may still answer; otherwise the first turn fails.
         if self.is_litellm()
-            && let Some(described) = described(configured())
+            && let Ok(described) = configured().described_by_litellm().await
         {
             builder = described;
         }
         Ok(Arc::new(builder.build()?))
     }
-}
-
-/// Adds the prices and the context window that a LiteLLM proxy reports.
-fn described<D: Dialect>(builder: HttpClientBuilder<D>) -> Option<HttpClientBuilder<D>> {
-    let ask = || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().build().ok()?;
-        runtime.block_on(builder.described_by_litellm()).ok()
-    };
-    // The caller's thread may have a runtime, in which another one can't run.
-    std::thread::scope(|scope| scope.spawn(ask).join().ok().flatten())
 }
 
 /// Refuses a cost budget unless the cost of the model and its fallbacks is known: there are prices, or the
@@ -251,7 +245,9 @@ mod tests {
             ..ModelSettings::default()
         };
         let endpoint = Endpoint::resolve(&settings, None, |_| None).unwrap();
-        let client = connect("limited", &endpoint, &settings, &limiter(&settings)).unwrap();
+        let limiter = limiter(&settings);
+        let client = connect("limited", &endpoint, &settings, &limiter).await;
+        let client = client.unwrap();
         let request = ChatRequest::new(vec![Message::user("Hi").into()], ToolSpecs::default());
         let call = tokio::time::timeout(Duration::from_secs(30), client.complete(request));
         assert_eq!(call.await.unwrap().unwrap().message.text(), "Hi");

@@ -142,12 +142,15 @@ impl SubAgentTable {
     ///
     /// # Errors
     /// If a setting is invalid, or its provider can't be used.
-    pub(crate) fn build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
+    pub(crate) async fn build(
+        &self,
+        caller: &Caller<'_>,
+    ) -> anyhow::Result<(SubAgent, WebOffer)> {
         let named = || format!("sub-agent `{}`", self.name);
-        self.try_build(caller).with_context(named)
+        self.try_build(caller).await.with_context(named)
     }
 
-    fn try_build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
+    async fn try_build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
         let run = caller.config;
         let layers = self.layers(&run.layers);
         let config = RunConfig::with_policy(layers, run.policy.clone(), None)?;
@@ -163,7 +166,7 @@ impl SubAgentTable {
                     own_limiter = client::limiter(&settings.model);
                     &own_limiter
                 };
-                client::connect(name, endpoint, &settings.model, limiter)?
+                client::connect(name, endpoint, &settings.model, limiter).await?
             }
             _ => Arc::clone(caller.client),
         };

@@ -364,7 +364,8 @@ impl Definition<'_> {
             replay,
         } = match model {
             ModelSource::Endpoint(name, endpoint) => {
-                let client = client::connect(name, endpoint, &settings.model, &limiter).usage()?;
+                let client = client::connect(name, endpoint, &settings.model, &limiter);
+                let client = Box::pin(client).await.usage()?;
                 client::check_cost_budget(args.budget_usd, client.model()).usage()?;
                 client::recorded(client, endpoint, args.record.as_deref()).usage()?
             }
@@ -404,7 +405,8 @@ impl Definition<'_> {
             };
             let mut web = extra_tools.web;
             for table in &self.sub_agents {
-                let (sub_agent, of_sub_agent) = table.build(&caller).usage()?;
+                let built = Box::pin(table.build(&caller)).await;
+                let (sub_agent, of_sub_agent) = built.usage()?;
                 (agent, web) = (agent.sub_agent(sub_agent), web.max(of_sub_agent));
             }
             remarks.extend(web.notice().map(str::to_owned));
