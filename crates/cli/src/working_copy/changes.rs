@@ -283,7 +283,8 @@ impl Collection<'_> {
                 continue;
             };
             let old = self.copy.base().join(name);
-            let is_new = fs::symlink_metadata(&old).is_err();
+            // Also if it was a directory; the copy has no links.
+            let is_new = !old.is_file();
             // Without times, only the content tells whether a file is as it was.
             if is_listed_alike && (is_new || entry.stamp.is_some()) {
                 continue;
