@@ -36,7 +36,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Changes that can't be applied, because the files of the user's directory are not as they were.
+/// Changes that can't be applied, mostly because the files of the user's directory are not as they were.
 #[derive(Debug)]
 pub(crate) struct Conflicts {
     origin: PathBuf,
@@ -51,7 +51,7 @@ impl fmt::Display for Conflicts {
         let origin = self.origin.display();
         write!(
             f,
-            "nothing was written to {origin}, because files there are not as they were:"
+            "nothing was written to {origin}, because some changes can't be applied:"
         )?;
         for (path, reason) in self.files.iter().take(MAX_NAMED) {
             write!(f, "\n  {path}: {reason}")?;
@@ -173,6 +173,10 @@ impl WorkingCopy {
                 Ok(None) => {}
                 Ok(Some(checked)) => todo.push(checked),
                 Err(_) if changes.left_out.contains(step.path) => {}
+                Err(_) if is_file_and_directory(changes, step.path) => {
+                    let reason = "a file and a directory can't take each other's place";
+                    conflicts.push((step.path.to_owned(), reason.to_owned()));
+                }
                 Err(reason) => conflicts.push((step.path.to_owned(), format!("{reason:#}"))),
             }
         }
@@ -270,6 +274,16 @@ impl<'c> Step<'c> {
             None => bail!("a file of this name was created meanwhile"),
         }
     }
+}
+
+/// Whether a path is a file in one version of the changed files, and a directory in the other.
+fn is_file_and_directory(changes: &Changes, path: &str) -> bool {
+    let is_below = |path: &str, above: &str| {
+        let rest = path.strip_prefix(above);
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    };
+    let mut files = changes.files.iter();
+    files.any(|other| is_below(&other.path, path) || is_below(path, &other.path))
 }
 
 /// Opens a regular file below a directory; `None` if there is none.

@@ -349,6 +349,20 @@ async fn hostile_changes_are_named_and_left_out() {
     }
 }
 
+#[tokio::test]
+async fn a_file_that_became_a_directory_or_the_reverse_is_named() {
+    let changes = "rm -r old.txt src; mkdir old.txt; echo new > old.txt/new; echo new > src";
+    let (_server, env) = on_repository(changes).await;
+    work(&env, &[]).await;
+    let refused = apply(&env, &[]).await;
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    for path in ["old.txt/new", "src"] {
+        let line = format!("  {path}: a file and a directory can't take each other's place\n");
+        assert!(refused.stdout.contains(&line), "{refused:?}");
+    }
+    assert_original(&env);
+}
+
 /// Returns the files of a directory, and the directories with a slash, sorted.
 fn tree(env: &TestEnv, directory: &str) -> Vec<String> {
     let mut found = Vec::new();
