@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{KeptRun, RunStore};
+use cantle::agent::{KeptRun, KeptStatus, RunStore};
 use cantle::backends::local::Reclaimed;
+use cantle::core::event::RunStatus;
 use cantle::core::ids::RunId;
 use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind, SandboxHandle};
@@ -234,18 +235,27 @@ pub(crate) fn directory_of(handle: &SandboxHandle) -> Option<PathBuf> {
 }
 
 /// Returns the latest of all kept runs, which are sorted latest first, that has this run's sandbox, too.
-fn latest_sharing(all: &[KeptRun], run: &KeptRun) -> Option<RunId> {
+fn latest_sharing<'a>(all: &'a [KeptRun], run: &KeptRun) -> Option<&'a KeptRun> {
     let sandbox = run.sandbox.as_ref()?;
     let has_it = |other: &&KeptRun| other.run != run.run && other.sandbox.as_ref() == Some(sandbox);
-    all.iter().find(has_it).map(|other| other.run)
+    all.iter().find(has_it)
 }
 
-/// Whether another run has the sandbox of this one, too. Blocks.
+/// Leaves the sandbox of a run, which is about to be removed, to the latest other run that has it; returns whether there
+/// is one. Blocks.
 ///
 /// # Errors
 /// If the store can't be read.
-pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
-    Ok(run.sandbox.is_some() && latest_sharing(&store.list()?.0, run).is_some())
+pub(crate) fn hand_over(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
+    let (all, _) = store.list()?;
+    let Some(other) = latest_sharing(&all, run) else {
+        return Ok(false);
+    };
+    // Without a record, it would stay until that run is removed.
+    if other.status == KeptStatus::Ended(RunStatus::Finished) && !is_kept_of_finished(other) {
+        let _ = fs::rename(run.directory.join(RECORD), other.directory.join(RECORD));
+    }
+    Ok(true)
 }
 
 /// Returns the later run that goes on in the sandbox of this one. Blocks.
@@ -257,7 +267,8 @@ pub(crate) fn successor(store: &RunStore, run: &KeptRun) -> anyhow::Result<Optio
 }
 
 fn successor_among(all: &[KeptRun], run: &KeptRun) -> Option<RunId> {
-    latest_sharing(all, run).filter(|latest| *latest > run.run)
+    let latest = latest_sharing(all, run)?.run;
+    (latest > run.run).then_some(latest)
 }
 
 /// Whether `cantle run --resume` can go on with a run; `all` kept runs are sorted latest first.

@@ -317,7 +317,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
         let run = store.get(run.run).internal()?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
-            if !kept_sandbox::is_shared(&store, &run).internal()? {
+            if !kept_sandbox::hand_over(&store, &run).internal()? {
                 remove_sandbox(&run).await.internal()?;
             }
             all.extend(run.sub_agents().0);

@@ -281,6 +281,24 @@ async fn finished_run_keeps_its_working_directory_for_another_task() {
 }
 
 #[tokio::test]
+async fn working_directory_of_a_removed_run_is_that_of_the_earlier_one_again() {
+    let script = Script::new()
+        .turn(command("echo x > scratch"))
+        .turn(finish("Done.", &[]))
+        .turn(command("cat scratch"))
+        .turn(finish("Done again.", &[]));
+    let (_server, env) = served(script).await;
+    assert_eq!(env.run(["run", "Write"]).await.code, Some(0));
+    let again = env.run(["run", "--continue", "last", "Again"]).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    env.run(["runs", "rm", "last"]).await;
+    let list = env.run(["runs", "list", "--json"]).await;
+    let runs: Value = serde_json::from_str(&list.stdout).unwrap();
+    assert_eq!(runs.as_array().unwrap().len(), 1, "{runs}");
+    assert!(runs[0]["workspace_bytes"].as_u64().is_some(), "{runs}");
+}
+
+#[tokio::test]
 async fn working_directories_of_finished_runs_are_bounded_in_age_and_size() {
     let mut script = Script::new();
     for _ in 0..4 {
