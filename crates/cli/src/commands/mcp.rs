@@ -89,12 +89,15 @@ async fn try_server(
     lists_tools: bool,
 ) -> Result<String, String> {
     let title = format!("{} ({})", server.name(), server.place());
+    let prefix = format!("{}__", server.name());
     let started = Instant::now();
     let tools = mcp::tools(vec![server], packages).max_offered_bytes(usize::MAX);
     let opened = tools.open(OpenContext::new(RunId::new())).await;
     let set = opened.map_err(|error| format!("{title}: failed: {error}\n"))?;
     let elapsed = started.elapsed().as_secs_f64();
-    let tools = set.tools();
+    let mut tools = set.tools();
+    // Not those that find tools which a server adds later.
+    tools.retain(|tool| tool.name().starts_with(&prefix));
     let mut text = format!(
         "{title}: {} tools, connected in {elapsed:.1} s\n",
         tools.len()

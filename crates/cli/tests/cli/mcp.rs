@@ -142,9 +142,13 @@ async fn servers_are_listed_and_tested() {
     );
     assert_eq!(lines[1..], ["  tickets__reveal: Reveals a secret."]);
 
+    let changing = SERVER.replace(
+        r#""capabilities":{}"#,
+        r#""capabilities":{"tools":{"listChanged":true}}"#,
+    );
     let both = json!({"mcpServers": {
         "bad": {"command": "bash", "args": ["-c", "echo no licence >&2; exit 9"]},
-        "good": {"command": "bash", "args": ["-c", SERVER]},
+        "good": {"command": "bash", "args": ["-c", changing]},
     }});
     env.write("both.json", both.to_string());
     let exited = env.run(["mcp", "test", "both.json"]).await;
