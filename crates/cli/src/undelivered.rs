@@ -30,6 +30,11 @@ pub(crate) fn of(state: &StateDir, run: &KeptRun) -> Option<PathBuf> {
     (has_finished && is_complete()).then_some(directory)
 }
 
+/// Whether a delivered file that was saved under this path is only in its store now.
+pub(crate) fn is_stored(state: &StateDir, path: &Path) -> bool {
+    path.starts_with(state.undelivered()) && !path.exists()
+}
+
 /// Copies the files of a finished run from a directory into a store, then the result file, which names their addresses,
 /// and removes the directory. Files that an interrupted delivery has stored are not stored again. Returns the addresses.
 ///

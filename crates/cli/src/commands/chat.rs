@@ -35,6 +35,7 @@ use crate::settings::Retention;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, one_line, plural, size};
 use crate::typed_ahead::TypedAhead;
+use crate::undelivered;
 
 const PROMPT: &str = "> ";
 
@@ -376,11 +377,19 @@ impl Chat {
         for run in self.kept_runs() {
             for event in self.state.runs().events(run.run)? {
                 let EventKind::OutputSaved {
-                    path, size_bytes, ..
+                    source,
+                    path,
+                    size_bytes,
+                    ..
                 } = event.kind
                 else {
                     continue;
                 };
+                if undelivered::is_stored(&self.state, Path::new(&path)) {
+                    let source = for_decision(&source);
+                    let _ = writeln!(text, "stored     {source}  {}", size(size_bytes));
+                    continue;
+                }
                 let started_in = run.note.get("started_in").and_then(Value::as_str);
                 let path = Path::new(started_in.unwrap_or_default()).join(path);
                 let path = path.strip_prefix(&here).unwrap_or(&path).display();

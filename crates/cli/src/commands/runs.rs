@@ -217,9 +217,7 @@ fn show(state: &StateDir, all: &[KeptRun], run: &KeptRun, events: &[Event]) -> S
     rows.extend(answer.map(|answer| ("answer", clean(answer.trim()))));
     for event in events.iter().filter(|event| event.depth == 0) {
         if let EventKind::OutputSaved { source, path, .. } = &event.kind {
-            // A file for a store is here only until it is there.
-            let staged = Path::new(path);
-            let is_stored = staged.starts_with(state.undelivered()) && !staged.exists();
+            let is_stored = undelivered::is_stored(state, Path::new(path));
             let path = if path.is_empty() || is_stored {
                 source
             } else {
