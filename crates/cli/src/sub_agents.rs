@@ -142,10 +142,7 @@ impl SubAgentTable {
     ///
     /// # Errors
     /// If a setting is invalid, or its provider can't be used.
-    pub(crate) async fn build(
-        &self,
-        caller: &Caller<'_>,
-    ) -> anyhow::Result<(SubAgent, WebOffer)> {
+    pub(crate) async fn build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
         let named = || format!("sub-agent `{}`", self.name);
         self.try_build(caller).await.with_context(named)
     }

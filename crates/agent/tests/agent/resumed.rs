@@ -554,7 +554,7 @@ async fn a_later_run_in_a_resumed_session_knows_the_skills() {
     let options = test_directory.kept().skills(&skills);
     let session = agent.session(options).await.unwrap();
     let first = outcome(session.run("the task").unwrap()).await;
-    session.close().await.unwrap();
+    session.suspend().await.unwrap();
     fs::write(skills.join("later.txt"), "").unwrap();
     let options = ResumeOptions::default().skills(&skills);
     let session = test_directory
