@@ -226,6 +226,7 @@ impl Fleet {
                 fleet.stopping.is_cancelled()
             };
             if stopped {
+                let _transition = member.transition.lock().await;
                 fleet.end_now(&member).await;
                 return Err(ApiError::stopping());
             }
@@ -303,23 +304,31 @@ impl Fleet {
             let mut deadline = member.deadline();
             loop {
                 let at = *deadline.borrow_and_update();
-                tokio::select! {
+                let is_gone = tokio::select! {
                     () = running.ended.cancelled() => return,
-                    () = running.gone.cancelled() => {
-                        fleet.end_now(&member).await;
-                        return;
-                    }
-                    changed = deadline.changed() => if changed.is_err() { return },
-                    () = sleep_until(at.instant) => {
-                        tracing::debug!(sandbox = member.identity.id, "the sandbox reached its deadline");
-                        let paused = member.identity.spec.auto_pause
-                            && fleet.pause_now(&member).await.is_ok();
-                        if !paused {
-                            fleet.end_now(&member).await;
-                        }
-                        return;
-                    }
+                    () = running.gone.cancelled() => true,
+                    changed = deadline.changed() => match changed {
+                        Ok(()) => continue,
+                        Err(_) => return,
+                    },
+                    () = sleep_until(at.instant) => false,
+                };
+                let _transition = member.transition.lock().await;
+                // Meanwhile a client may have paused it, or moved its deadline.
+                if running.ended.is_cancelled() {
+                    return;
                 }
+                if !is_gone && deadline.has_changed().unwrap_or(false) {
+                    continue;
+                }
+                tracing::debug!(sandbox = member.identity.id, is_gone, "the sandbox ends");
+                let paused = !is_gone
+                    && member.identity.spec.auto_pause
+                    && fleet.pause_now(&member).await.is_ok();
+                if !paused {
+                    fleet.end_now(&member).await;
+                }
+                return;
             }
         });
     }
@@ -327,13 +336,16 @@ impl Fleet {
     /// Ends a running or paused sandbox. Returns whether it had not ended before.
     pub(crate) async fn end(self: &Arc<Self>, member: &Arc<Member>) -> bool {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        let ended = async move { fleet.end_now(&member).await.is_some() };
+        let ended = async move {
+            let _transition = member.transition.lock().await;
+            fleet.end_now(&member).await.is_some()
+        };
         self.tasks.finish(ended).await.unwrap_or(false)
     }
 
-    /// Ends a sandbox. Returns whether it could be closed, or `None` if it had ended before.
+    /// Ends a sandbox, whose `transition` the caller has locked. Returns whether it could be closed, or `None` if it
+    /// had ended before.
     async fn end_now(&self, member: &Arc<Member>) -> Option<bool> {
-        let _transition = member.transition.lock().await;
         let state = member.set_state(SandboxState::Ended);
         if matches!(state, SandboxState::Ended) {
             return None;
@@ -374,12 +386,15 @@ impl Fleet {
     /// Pauses a running sandbox.
     pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> ApiResult<()> {
         let member = Arc::clone(member);
-        self.finish(|fleet| async move { fleet.pause_now(&member).await })
-            .await
+        self.finish(|fleet| async move {
+            let _transition = member.transition.lock().await;
+            fleet.pause_now(&member).await
+        })
+        .await
     }
 
+    /// Pauses a running sandbox, whose `transition` the caller has locked.
     async fn pause_now(&self, member: &Arc<Member>) -> ApiResult<()> {
-        let _transition = member.transition.lock().await;
         let id = &member.identity.id;
         let running = match member.state() {
             SandboxState::Running(running) => running,
@@ -477,6 +492,8 @@ impl Fleet {
         let can_keep = self.store.is_some();
         let left = AtomicUsize::new(0);
         let ending = stream::iter(self.members()).for_each_concurrent(concurrency(), async |it| {
+            // A pause in progress comes first.
+            let _transition = it.transition.lock().await;
             if can_keep && it.is_running() && it.identity.spec.auto_pause {
                 // One that can't be paused is ended.
                 let _ = self.pause_now(&it).await;

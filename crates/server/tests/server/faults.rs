@@ -19,7 +19,7 @@ use cantle_server::{ServeErrorKind, Server};
 use futures_util::stream;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +33,16 @@ struct Faulty {
     may_open: Semaphore,
     /// The number of sandboxes that were asked for.
     asked: AtomicUsize,
+    pauses: Arc<Pauses>,
     fails_to_close: bool,
+}
+
+/// The pauses of a backend's sandboxes.
+#[derive(Debug)]
+struct Pauses {
+    begun: AtomicUsize,
+    /// A permit for each one that may be completed.
+    may_end: Semaphore,
 }
 
 impl Faulty {
@@ -45,6 +54,10 @@ impl Faulty {
             local,
             may_open: Semaphore::new(Semaphore::MAX_PERMITS),
             asked: AtomicUsize::new(0),
+            pauses: Arc::new(Pauses {
+                begun: AtomicUsize::new(0),
+                may_end: Semaphore::new(0),
+            }),
             fails_to_close: false,
         }
     }
@@ -61,6 +74,7 @@ impl Backend for Faulty {
         self.may_open.acquire().await.unwrap().forget();
         Ok(Arc::new(FaultySandbox {
             inner: self.local.open(cx).await?,
+            pauses: Arc::clone(&self.pauses),
             fails_to_close: self.fails_to_close,
         }))
     }
@@ -77,6 +91,7 @@ impl Backend for Faulty {
 #[derive(Debug)]
 struct FaultySandbox {
     inner: Arc<dyn Sandbox>,
+    pauses: Arc<Pauses>,
     fails_to_close: bool,
 }
 
@@ -157,6 +172,8 @@ impl Sandbox for FaultySandbox {
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        self.pauses.begun.fetch_add(1, Ordering::Relaxed);
+        self.pauses.may_end.acquire().await.unwrap().forget();
         self.inner.persist().await
     }
 
@@ -260,6 +277,40 @@ async fn sandbox_is_found_by_its_key_although_the_client_has_disconnected() {
     let all = server.control(Method::GET, "/v2/sandboxes", None).await;
     assert_eq!(all.json().as_array().unwrap().len(), 1);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_deadline_passes_while_it_is_paused_stays_paused() {
+    for auto_pause in [false, true] {
+        let directory = shared_tempdir();
+        let backend = Arc::new(Faulty::new(&directory));
+        let pauses = Arc::clone(&backend.pauses);
+        let server = serve_backend(backend, directory).await;
+        let body = json!({ "templateID": "base", "autoPause": auto_pause });
+        let sandbox = server.create(body).await;
+        let post = async |what: &str, body: Value| {
+            let path = format!("/sandboxes/{}/{what}", sandbox.id);
+            server.control(Method::POST, &path, Some(body)).await.status
+        };
+        let meanwhile = async {
+            eventually("the pause has begun", async || {
+                pauses.begun.load(Ordering::Relaxed) == 1
+            })
+            .await;
+            let moved = post("timeout", json!({ "timeout": 0 })).await;
+            assert_eq!(moved, StatusCode::NO_CONTENT);
+            // The server notices the deadline while it answers.
+            let path = format!("/sandboxes/{}", sandbox.id);
+            for _ in 0..20 {
+                server.control(Method::GET, &path, None).await;
+            }
+            pauses.may_end.add_permits(1);
+        };
+        let (paused, ()) = tokio::join!(post("pause", json!({})), meanwhile);
+        assert_eq!(paused, StatusCode::NO_CONTENT);
+        assert_eq!(post("connect", json!({})).await, StatusCode::CREATED);
+        server.stop().await;
+    }
 }
 
 #[tokio::test]
