@@ -29,7 +29,7 @@ use crate::ports::{self, Unanswered};
 /// The port of the code interpreter.
 const INTERPRETER_PORT: u16 = 49999;
 
-/// Lifetime of a sandbox that a request resumed.
+/// Lifetime of a sandbox that a request resumed, unless the limit is lower.
 const RESUMED_LIFETIME: Duration = Duration::from_secs(300);
 
 /// Serves a request to a port of a sandbox. Its own services answer pages of any origin: the token protects the
@@ -65,7 +65,8 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     let resumes = member.is_paused() && member.identity.spec.auto_resume;
     if resumes && access.is_ok() && !is_health_check {
         // A failure shows as "not found" below.
-        let _ = fleet.connect(&member, RESUMED_LIFETIME).await;
+        let lifetime = RESUMED_LIFETIME.min(fleet.settings.limits.lifetime);
+        let _ = fleet.connect(&member, lifetime).await;
     }
     let Some(live) = member.running() else {
         return not_found(id);

@@ -17,8 +17,8 @@ use crate::accounts::MemoryAccount;
 use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, SandboxSpec};
 
-const V1_LIFETIME_S: i64 = 15;
-const V2_LIFETIME_S: i64 = 300;
+const V1_LIFETIME: Duration = Duration::from_secs(15);
+const V2_LIFETIME: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -50,7 +50,7 @@ pub(super) async fn v1(
     headers: HeaderMap,
     request: Body,
 ) -> ApiResult<Response> {
-    create(client, &state.idempotency, &headers, request, V1_LIFETIME_S).await
+    create(client, &state.idempotency, &headers, request, V1_LIFETIME).await
 }
 
 pub(super) async fn v2(
@@ -59,7 +59,7 @@ pub(super) async fn v2(
     headers: HeaderMap,
     request: Body,
 ) -> ApiResult<Response> {
-    create(client, &state.idempotency, &headers, request, V2_LIFETIME_S).await
+    create(client, &state.idempotency, &headers, request, V2_LIFETIME).await
 }
 
 async fn create(
@@ -67,7 +67,7 @@ async fn create(
     idempotency: &Arc<IdempotencyCache>,
     headers: &HeaderMap,
     request: Body,
-    default_lifetime_s: i64,
+    default_lifetime: Duration,
 ) -> ApiResult<Response> {
     let mut kept = MemoryAccount::new(&fleet.accounts, &owner).charge();
     let bytes = read(request, &mut kept).await?;
@@ -82,7 +82,7 @@ async fn create(
             IdempotencyState::Started(pending) => Some(pending),
         },
     };
-    let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime_s)?;
+    let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime)?;
     let creating = fleet.finish(|fleet| async move {
         let member = fleet.create(owner, spec, lifetime, kept).await?;
         // Above all if the client has disconnected, which will repeat its request.
@@ -119,7 +119,7 @@ fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<&str>> {
 fn parse_spec(
     fleet: &Fleet,
     request: &[u8],
-    default_lifetime_s: i64,
+    default_lifetime: Duration,
 ) -> ApiResult<(SandboxSpec, Duration)> {
     let request: CreateRequest = parse(request)?;
     if request.template.is_empty() {
@@ -136,7 +136,7 @@ fn parse_spec(
             return Err(ApiError::bad_request(message));
         }
     }
-    let lifetime = lifetime(fleet, request.timeout.unwrap_or(default_lifetime_s))?;
+    let lifetime = lifetime(fleet, request.timeout, default_lifetime)?;
     let rules = request.network.clone().map(serde_json::from_value);
     let rules = rules.transpose();
     let rules = rules.map_err(|error| ApiError::bad_request(format!("network: {error}")))?;
@@ -168,11 +168,18 @@ fn parse_spec(
     Ok((spec, lifetime))
 }
 
-/// Validates a requested lifetime.
-pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> ApiResult<Duration> {
+/// Validates a requested lifetime. That of a request without one is at most the default.
+pub(super) fn lifetime(
+    fleet: &Fleet,
+    seconds: Option<i64>,
+    default: Duration,
+) -> ApiResult<Duration> {
+    let max = fleet.settings.limits.lifetime;
+    let Some(seconds) = seconds else {
+        return Ok(default.min(max));
+    };
     let negative = |_| ApiError::bad_request("the timeout must not be negative");
     let lifetime = Duration::from_secs(seconds.try_into().map_err(negative)?);
-    let max = fleet.settings.limits.lifetime;
     if lifetime > max {
         let max = max.as_secs();
         let message = format!("the timeout can't be greater than {max} seconds");

@@ -1,5 +1,7 @@
 //! Requests for one sandbox: details, connect, pause, deadline, kill.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
@@ -11,8 +13,8 @@ use super::{Addressed, Message, network, responses};
 use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Member, SandboxState};
 
-const CONNECT_LIFETIME_S: i64 = 300;
-const RESUME_LIFETIME_S: i64 = 15;
+const CONNECT_LIFETIME: Duration = Duration::from_secs(300);
+const RESUME_LIFETIME: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -37,7 +39,7 @@ pub(super) async fn connect(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
 ) -> ApiResult<Response> {
-    let lifetime = lifetime(&fleet, request.timeout.unwrap_or(CONNECT_LIFETIME_S))?;
+    let lifetime = lifetime(&fleet, request.timeout, CONNECT_LIFETIME)?;
     let status = match fleet.connect(&member, lifetime).await? {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
@@ -49,7 +51,7 @@ pub(super) async fn resume(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
 ) -> ApiResult<Response> {
-    let lifetime = lifetime(&fleet, request.timeout.unwrap_or(RESUME_LIFETIME_S))?;
+    let lifetime = lifetime(&fleet, request.timeout, RESUME_LIFETIME)?;
     if member.is_running() {
         let message = format!("sandbox {} is already running", member.identity.id);
         return Err(ApiError::conflict(message));
@@ -62,10 +64,10 @@ pub(super) async fn timeout(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
 ) -> ApiResult<StatusCode> {
-    let Some(seconds) = request.timeout else {
+    if request.timeout.is_none() {
         return Err(ApiError::bad_request("timeout is missing"));
-    };
-    let lifetime = lifetime(&fleet, seconds)?;
+    }
+    let lifetime = lifetime(&fleet, request.timeout, Duration::ZERO)?;
     check_running(&member)?;
     member.set_lifetime(lifetime);
     Ok(StatusCode::NO_CONTENT)
@@ -75,7 +77,7 @@ pub(super) async fn refresh(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
 ) -> ApiResult<StatusCode> {
-    let lifetime = lifetime(&fleet, request.duration.unwrap_or(RESUME_LIFETIME_S))?;
+    let lifetime = lifetime(&fleet, request.duration, RESUME_LIFETIME)?;
     check_running(&member)?;
     member.extend_lifetime(lifetime);
     Ok(StatusCode::NO_CONTENT)

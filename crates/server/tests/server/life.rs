@@ -6,8 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cantle_backends_local::LocalBackend;
-use cantle_server::Server;
+use cantle_server::{Server, ServerLimits};
 use http::{Method, StatusCode};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -132,6 +133,30 @@ async fn auto_pause_and_auto_resume_work() {
     assert_eq!(state(&server, &sandbox.id).await, "paused");
     assert_eq!(sandbox.get("/files?path=kept").await.text(), "x");
     assert_eq!(state(&server, &sandbox.id).await, "running");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn no_default_lifetime_exceeds_the_limit() {
+    let mut limits = ServerLimits::default();
+    limits.lifetime = Duration::from_secs(10);
+    let server = serve_with(|builder| builder.limits(limits)).await;
+    let body = json!({ "templateID": "base", "autoResume": { "enabled": true } });
+    let sandbox = server.create(body).await;
+    let seconds_left = async || {
+        let path = format!("/sandboxes/{}", sandbox.id);
+        let answer = server.control(Method::GET, &path, None).await.json();
+        let end: Timestamp = answer["endAt"].as_str().unwrap().parse().unwrap();
+        end.as_second() - Timestamp::now().as_second()
+    };
+    assert!(seconds_left().await <= 10);
+    assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
+    assert_eq!(post(&server, &sandbox.id, "connect", json!({})).await, 201);
+    assert!(seconds_left().await <= 10);
+    assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
+    sandbox.get("/files?path=none").await;
+    assert_eq!(state(&server, &sandbox.id).await, "running");
+    assert!(seconds_left().await <= 10);
     server.stop().await;
 }
 
