@@ -110,7 +110,11 @@ impl RunningCommand {
         match &*self.end.borrow() {
             // The new channel has capacity.
             Some((_, event)) => drop(sender.try_send(event.clone())),
-            None => subscribers.push(sender),
+            None => {
+                // A silent command never sends anything to those who are gone.
+                subscribers.retain(|other| !other.is_closed());
+                subscribers.push(sender);
+            }
         }
         receiver
     }
@@ -242,5 +246,27 @@ impl RunningCommand {
 
     pub(crate) fn not_found(&self) -> EnvdError {
         EnvdError::not_found(format!("process with pid {} not found", self.pid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accounts::{MemoryAccount, Pool};
+    use crate::keys::Keys;
+
+    #[test]
+    fn subscribers_of_a_silent_command_are_forgotten() {
+        let keys = Keys::default();
+        let pool = Pool::new(1, 1, &keys);
+        let kept = MemoryAccount::of_pool(&pool, &keys.owner("any").unwrap()).charge();
+        let (config, kill) = (ProcessConfig::default(), CancellationToken::new());
+        let (command, _requests) = RunningCommand::new(1, None, config, false, None, kill, kept);
+        let first = command.subscribe();
+        for _ in 0..10 {
+            drop(command.subscribe());
+        }
+        assert!(command.subscribers().len() <= 2);
+        assert!(!first.is_closed());
     }
 }
