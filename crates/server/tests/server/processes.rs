@@ -331,6 +331,26 @@ async fn output_waits_for_a_slow_subscriber_but_not_for_a_stalled_one() {
 }
 
 #[tokio::test]
+async fn a_stalled_subscriber_does_not_delay_the_end_for_others() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    let line = "while head -c 100000 /dev/zero; do echo >> blocks; done";
+    let mut stream = sandbox.start(line, &[]).await;
+    let pid = stream.pid().await;
+    let (count, mut blocks) = ("[ -s blocks ] && wc -c < blocks; sleep 0.2", String::new());
+    eventually("the command waits for the reader", async || {
+        let now = sandbox.run(count).await.0;
+        let before = std::mem::replace(&mut blocks, now.clone());
+        !now.is_empty() && before == now
+    })
+    .await;
+    let message = json!({ "process": { "pid": pid }, "signal": 9 });
+    assert_eq!(call(&sandbox, "SendSignal", message).await, OK);
+    assert_eq!(running(&sandbox).await, 0);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn the_number_of_commands_is_limited() {
     let mut limits = ServerLimits::default();
     limits.commands = 2;

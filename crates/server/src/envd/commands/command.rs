@@ -132,11 +132,12 @@ impl RunningCommand {
         let CommandParts {
             mut process,
             output,
-            mut requests,
+            requests,
             idle_timeout,
         } = parts;
         let control = async {
-            loop {
+            let mut requests = requests;
+            let exit = loop {
                 tokio::select! {
                     exit = process.wait() => break exit,
                     Some(request) = requests.recv() => match request {
@@ -145,12 +146,14 @@ impl RunningCommand {
                         ControlRequest::Resize(size, done) => drop(done.send(process.resize(size).await)),
                     },
                 }
-            }
+            };
+            // Subscribers may read the rest of the output much later.
+            self.ended.cancel();
+            exit
         };
         let (exit, ()) =
             futures_util::future::join(control, self.forward_output(output, idle_timeout)).await;
         self.stdin.lock().await.take();
-        self.ended.cancel();
         let event = match exit {
             Ok(exit) => ProcessEvent::Ended {
                 event: messages::ended(&exit),
