@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Files;
 use super::resolve::FinalLink;
-use crate::envd::{EventStream, Fault, ProcessEvent};
+use crate::envd::{EventStream, Fault, ProcessEvent, ProcessExit};
 use crate::http::RequestError;
 use crate::shared::{ActiveSandbox, Shared};
 
@@ -151,6 +151,12 @@ impl FileReader {
             FileSource::Script(events) => loop {
                 match events.next().await? {
                     Some(ProcessEvent::Output(Channel::Stdout, bytes)) => return Ok(Some(bytes)),
+                    Some(ProcessEvent::Ended(exit)) if exit != ProcessExit::Code(0) => {
+                        return Err(Fault::Refused {
+                            code: "internal".to_owned(),
+                            message: "the program that reads it failed".to_owned(),
+                        });
+                    }
                     Some(_) => {}
                     None => return Ok(None),
                 }

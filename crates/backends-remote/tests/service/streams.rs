@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    Backend as _, Background, Exit, ExitStatus, OutputStream, Process, Sandbox, SandboxErrorKind,
-    SandboxExt as _, SandboxPath, SpawnRequest, Stdin,
+    Backend as _, Background, ByteRange, Exit, ExitStatus, OutputStream, Process, Sandbox,
+    SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
@@ -433,6 +433,36 @@ async fn stalled_download_fails_without_ending_the_sandbox() {
     );
     let output = sandbox.run(SpawnRequest::shell("cat file")).await.unwrap();
     assert_eq!(output.stdout.text(), "text");
+    sandbox.close().await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn download_by_a_program_that_is_killed_does_not_look_complete() {
+    let server = TestServer::start().await;
+    let backend = server.builder().build().unwrap();
+    let sandbox = backend.open(context()).await.unwrap();
+    let run = async |script: &str| {
+        let output = sandbox.run(SpawnRequest::shell(script)).await.unwrap();
+        assert_eq!(output.exit.status, ExitStatus::Code(0), "{script}");
+    };
+    run("truncate -s 200M $'\\xff'").await;
+    // The protocol needs UTF-8 paths.
+    let path = SandboxPath::working_directory().join(b"\xff").unwrap();
+    let mut data = sandbox.read(&path, ByteRange::all()).await.unwrap();
+    data.next().await.unwrap().unwrap();
+    run("for process in /proc/[0-9]*; do \
+         [[ $(<$process/comm) = tail ]] && kill -KILL ${process#/proc/} && exit 0; done; exit 1")
+    .await;
+    let is_complete = async {
+        let mut last = Ok(());
+        while let Some(piece) = data.next().await {
+            last = piece.map(drop);
+        }
+        last.is_ok()
+    };
+    let is_complete = timeout(DEADLINE, is_complete).await;
+    assert!(!is_complete.expect("the read hangs"));
     sandbox.close().await.unwrap();
     server.stop().await;
 }
