@@ -23,6 +23,12 @@ impl Utf8Decoder {
         self.unfinished.extend_from_slice(rest);
         Cow::Owned(String::from_utf8_lossy(text).into_owned())
     }
+
+    /// Decodes the rest at the end of the output: an incomplete character is replaced.
+    pub fn finish(&mut self) -> String {
+        let rest = std::mem::take(&mut self.unfinished);
+        String::from_utf8_lossy(&rest).into_owned()
+    }
 }
 
 /// Splits off an incomplete character at the end.

@@ -104,6 +104,12 @@ impl Events {
 
     /// Sends the end of the execution.
     pub(super) async fn finish(mut self, error: Option<CodeError>, notes: &[String]) {
+        let (stdout, stderr) = (self.stdout.finish(), self.stderr.finish());
+        for (channel, text) in [(Channel::Stdout, stdout), (Channel::Stderr, stderr)] {
+            if !text.is_empty() {
+                self.send(&text_event(channel, &text)).await;
+            }
+        }
         for note in notes {
             let text = format!("{note}\n");
             self.send(&text_event(Channel::Stderr, &text)).await;

@@ -214,6 +214,8 @@ async fn bash_and_javascript_are_processes() {
         .unwrap();
     assert_eq!(error["name"], "ProcessFailed");
     assert_eq!(texts(&sandbox, "stdout", bash("pwd")).await, "/home/user\n");
+    let latin = bash("printf 'caf\\xe9'");
+    assert_eq!(texts(&sandbox, "stdout", latin).await, "caf\u{fffd}");
     let long = format!("x={}; echo ${{#x}}", "y".repeat(1 << 20));
     assert_eq!(texts(&sandbox, "stdout", bash(&long)).await, "1048576\n");
 

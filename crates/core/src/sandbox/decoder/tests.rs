@@ -30,6 +30,10 @@ fn invalid_bytes_are_replaced_without_delay() {
     // The beginning of a character that something else follows.
     assert_eq!(pieces.push(b"b\xe2\x82"), "b");
     assert_eq!(pieces.push(b"c"), "\u{fffd}c");
+    assert_eq!(pieces.finish(), "");
+    assert_eq!(pieces.push(b"d\xe2\x82"), "d");
+    assert_eq!(pieces.finish(), "\u{fffd}");
+    assert_eq!(pieces.push(b"e"), "e");
 }
 
 #[test]
