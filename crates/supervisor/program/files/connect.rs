@@ -26,7 +26,7 @@ pub fn connect(port: u16) -> Result<(), Failure> {
         Forked::Parent { .. } => {
             sys::close(OUTPUT);
             copy(INPUT, socket);
-            sys::end_sending(socket);
+            let _ = sys::shutdown_sending(socket);
             sys::close(INPUT);
             // The other direction goes on.
             let _ = sys::wait(true, false);

@@ -76,11 +76,6 @@ pub fn connect_to_loopback(port: u16, v6: bool, blocks: bool) -> Result<Fd> {
     }
 }
 
-/// Ends the sending direction of a connection.
-pub fn end_sending(socket: Fd) {
-    let _ = call!(48, socket.0, 1 /* SHUT_WR */);
-}
-
 /// Accepts a connection, whose reads and writes don't block and whose short writes are not delayed.
 pub fn accept(listener: Fd) -> Result<Fd> {
     const SOCK_NONBLOCK_CLOEXEC: usize = 0o200_4000;
@@ -93,7 +88,7 @@ pub fn accept(listener: Fd) -> Result<Fd> {
 }
 
 system_calls! {
-    /// Ends one direction of a connection.
+    /// Ends the sending direction of a connection.
     fn shutdown_sending(socket: Fd) = 48(socket.0, 1 /* SHUT_WR */);
     /// Makes a terminal the controlling one of the calling session.
     fn take_terminal(fd: Fd) = 16(fd.0, 0x540E /* TIOCSCTTY */, 0);
