@@ -292,10 +292,11 @@ struct Snapshot {
 
 impl Snapshot {
     fn new() -> sys::Result<Self> {
-        let flags = sys::O_RDONLY | sys::O_DIRECTORY;
+        let directory = sys::open(c"/proc", sys::O_RDONLY | sys::O_DIRECTORY)?;
+        let processes = sys::map(MAX_PROCESSES).inspect_err(|_| sys::close(directory))?;
         Ok(Self {
-            directory: sys::open(c"/proc", flags)?,
-            processes: sys::map(MAX_PROCESSES)?,
+            directory,
+            processes,
             count: 0,
         })
     }
