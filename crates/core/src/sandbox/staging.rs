@@ -135,17 +135,15 @@ impl PlacedFiles {
             let message = format!("it would replace `{other}`, another output of this run");
             return Err(io::Error::other(message));
         }
-        let replaces = || -> io::Result<bool> {
-            if options.overwrite {
-                return Ok(true);
-            }
-            let existing = sha256_of(&path)?;
-            Ok(existing.is_some_and(|existing| {
+        let replaces = || {
+            // One that can't be read is another file.
+            let existing = sha256_of(&path).ok().flatten();
+            existing.is_some_and(|existing| {
                 existing == sha256 || options.earlier.get(&relative) == Some(&existing)
-            }))
+            })
         };
         let mut size_bytes = None;
-        if fs::symlink_metadata(&path).is_ok() && replaces()? {
+        if fs::symlink_metadata(&path).is_ok() && (options.overwrite || replaces()) {
             size_bytes = Some(file.rename(&path)?);
         } else {
             let mut waiting = Some(file);

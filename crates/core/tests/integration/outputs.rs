@@ -176,6 +176,17 @@ async fn obstacles_on_the_host_are_respected() {
     assert_eq!(fs::read_to_string(kept).expect("it is there"), "kept");
 }
 
+/// Root can read it, and finds that it is another one.
+#[tokio::test]
+async fn an_unreadable_file_is_no_obstacle() {
+    let host = directory();
+    host_file(host.path(), "a", "closed", 0o000);
+    let sandbox = MemorySandbox::new().with_file("a", "new");
+    let outputs = save(&sandbox, &["a"], host.path()).await;
+    let place = host.path().join("a.1");
+    assert_eq!(saved(&outputs), [("a", place.as_path(), 3)]);
+}
+
 #[tokio::test]
 async fn only_unchanged_files_of_an_earlier_run_are_replaced() {
     let host = directory();
