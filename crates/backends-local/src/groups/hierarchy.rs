@@ -42,7 +42,7 @@ impl Hierarchy {
     /// Parses a line of `mountinfo`; `own` is this process's list of groups.
     pub(super) fn mounted(line: &str, own: &str) -> Option<Self> {
         // `… ROOT MOUNT OPTIONS [MORE] - TYPE SOURCE OPTIONS`. Spaces in paths are `\040`; hierarchies have
-        // none.
+        // none. Backslashes, which names of systemd have, are `\134`.
         let (mount, kind) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
         let (root, mount) = (mount.next()?, PathBuf::from(mount.next()?));
@@ -63,6 +63,7 @@ impl Hierarchy {
             };
             is_this.then_some(path)
         })?;
+        let root = root.replace("\\134", "\\");
         let below = Path::new(group).strip_prefix(root).ok()?;
         if below.components().any(|part| part.as_os_str() == "..") {
             return None;

@@ -37,6 +37,10 @@ fn own_group_is_found_below_its_mount() {
     let line = "35 31 0:32 /a /groups/memory rw,relatime - cgroup cgroup rw,memory";
     let parent = "/groups/memory/b".into();
     assert_eq!(mounted(line), Some(Hierarchy { parent, ..memory }));
+    // Only here is a backslash escaped.
+    let line = r"35 31 0:32 /a\134x2db /groups/memory rw,relatime - cgroup cgroup rw,memory";
+    let found = Hierarchy::mounted(line, "3:memory:/a\\x2db/c\n").unwrap();
+    assert_eq!(found.parent.to_str(), Some("/groups/memory/c"));
     for elsewhere in [
         "35 31 0:32 /c /groups/memory rw - cgroup cgroup rw,memory",
         "35 31 0:32 / /groups/pids rw - cgroup cgroup rw,pids",
