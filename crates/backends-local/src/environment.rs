@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cantle_command_driver::os_path;
 use cantle_core::policy::{Policy, ReadRoots};
 
 use crate::files::ViewPaths;
@@ -39,19 +40,19 @@ impl Environment {
         let user = user.unwrap_or_else(|| "user".into());
         let mut environment = Self {
             variables: vec![
-                ("HOME".into(), view.work.to_string().into()),
+                ("HOME".into(), os_path(&view.work)),
                 ("LANG".into(), "C.UTF-8".into()),
                 ("LOGNAME".into(), user.clone()),
                 ("PATH".into(), search_path),
                 // Without it bash reads the user database, which takes a while.
                 ("SHELL".into(), shell.into()),
                 ("TERM".into(), "dumb".into()),
-                ("TMPDIR".into(), view.temporary.to_string().into()),
+                ("TMPDIR".into(), os_path(&view.temporary)),
                 ("USER".into(), user),
             ],
         };
         if policy.write_roots.is_some() {
-            environment.install_into(&view.temporary.to_string());
+            environment.install_into(&os_path(&view.temporary));
         }
         if !proxy.is_empty() {
             let variables = proxy
@@ -76,12 +77,15 @@ impl Environment {
 
     /// Lets `pip install`, `npm install --global` and caches use a directory that is neither the system's nor the
     /// working directory, and that Python and `PATH` already search.
-    fn install_into(&mut self, temporary: &str) {
-        let prefix = format!("{temporary}/.local");
-        let cache = format!("{temporary}/.cache");
+    fn install_into(&mut self, temporary: &OsStr) {
+        let below = |name: &str| {
+            let mut path = temporary.to_owned();
+            path.push(name);
+            path
+        };
         for (name, value) in &mut self.variables {
             if name == "PATH" {
-                let mut path = OsString::from(format!("{prefix}/bin:"));
+                let mut path = below("/.local/bin:");
                 path.push(&value);
                 *value = path;
             }
@@ -89,13 +93,13 @@ impl Environment {
         self.variables.extend(
             [
                 // Debian's pip refuses to install beside the system's packages, even for a user alone.
-                ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
-                ("PYTHONUSERBASE", &*prefix),
-                ("NPM_CONFIG_CACHE", &*format!("{cache}/npm")),
-                ("NPM_CONFIG_PREFIX", &*prefix),
-                ("XDG_CACHE_HOME", &*cache),
+                ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
+                ("PYTHONUSERBASE", below("/.local")),
+                ("NPM_CONFIG_CACHE", below("/.cache/npm")),
+                ("NPM_CONFIG_PREFIX", below("/.local")),
+                ("XDG_CACHE_HOME", below("/.cache")),
             ]
-            .map(|(name, value)| (name.into(), value.into())),
+            .map(|(name, value)| (name.into(), value)),
         );
     }
 

@@ -52,7 +52,7 @@ impl Launch {
         check_environment(&request.environment)?;
         environment
             .entry("PWD".into())
-            .or_insert_with(|| absolute(&directory));
+            .or_insert_with(|| os_path(&directory));
         if request.pty.is_some() {
             environment.insert("TERM".into(), "xterm-256color".into());
         }
@@ -84,7 +84,7 @@ impl Launch {
 
     /// The directory as a path.
     pub fn directory_path(&self) -> OsString {
-        absolute(&self.directory)
+        os_path(&self.directory)
     }
 
     /// The directory as the kernel takes it.
@@ -101,7 +101,7 @@ impl Launch {
     /// `InvalidInput` if it contains a NUL byte.
     pub fn read_only_except_c_string(&self) -> Result<Option<CString>, SandboxError> {
         let directory = self.read_only_except.as_ref();
-        directory.map(|path| c_string(&absolute(path))).transpose()
+        directory.map(|path| c_string(&os_path(path))).transpose()
     }
 
     /// The candidates for the program, then its name and its arguments, as the kernel takes them.
@@ -150,7 +150,9 @@ pub fn check_environment(variables: &BTreeMap<String, SecretText>) -> Result<(),
     Ok(())
 }
 
-fn absolute(path: &SandboxPath) -> OsString {
+/// Returns an absolute path as the kernel takes it, which need not be text.
+#[must_use]
+pub fn os_path(path: &SandboxPath) -> OsString {
     OsString::from_vec([b"/", path.relative_bytes()].concat())
 }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 
+use cantle_command_driver::os_path;
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_proxy::ProxySettings;
@@ -223,11 +224,6 @@ fn filter() -> Option<Vec<u8>> {
 /// Returns an absolute path as a C string.
 pub(super) fn c_path(path: &SandboxPath) -> Result<CString, SandboxError> {
     c_string(&os_path(path))
-}
-
-/// Returns an absolute path as an OS string.
-pub(super) fn os_path(path: &SandboxPath) -> OsString {
-    OsString::from_vec([b"/", path.relative_bytes()].concat())
 }
 
 pub(super) fn c_string(text: &OsStr) -> Result<CString, SandboxError> {

@@ -1,6 +1,8 @@
 //! Opening a sandbox, and its description.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -53,6 +55,18 @@ async fn directory_is_created_below_the_configured_parent() {
     assert!(on_host(&*sandbox, "").starts_with(parent_path));
     sandbox.close().await.unwrap();
     assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn commands_find_directories_whose_names_are_no_text() {
+    let place = tempfile::tempdir().unwrap();
+    let parent = place.path().join(OsStr::from_bytes(b"\xff"));
+    fs::create_dir(&parent).unwrap();
+    let backend = LocalBackend::new().in_directory(&parent);
+    let sandbox = backend.open(context(Policy::unconfined())).await.unwrap();
+    let line = r#"test -d "$HOME" && test -d "$TMPDIR" && echo there"#;
+    assert_eq!(stdout(&*sandbox, line).await, "there\n");
+    sandbox.close().await.unwrap();
 }
 
 #[tokio::test]
