@@ -67,7 +67,7 @@ impl ProxySettings {
     pub fn new(hosts: Vec<HostPattern>) -> Self {
         Self {
             hosts,
-            resolver: Arc::new(SystemResolver),
+            resolver: Arc::new(SystemResolver::new()),
             exempt: Vec::new(),
             connections: 256,
             head: Duration::from_secs(30),
