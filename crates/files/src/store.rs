@@ -309,23 +309,29 @@ impl FileStore {
         let Some(directory) = &self.directory else {
             return 0;
         };
-        let root = directory.join(self.prefix.as_ref());
         let is_old = |meta: fs::Metadata| {
             let modified = meta.modified().ok()?;
             Some(meta.is_file() && modified.elapsed().ok()? >= age)
         };
-        let subdirectories = fs::read_dir(root).into_iter().flatten().flatten();
-        let files =
-            subdirectories.flat_map(|it| fs::read_dir(it.path()).into_iter().flatten().flatten());
-        let removed = files.filter(|file| {
-            // The names of `LocalFileSystem`, which refuses such names for objects.
-            let name = file.file_name();
-            let staged = name.to_str().and_then(|name| name.rsplit_once('#'));
-            staged.is_some_and(|(_, number)| number.bytes().all(|it| it.is_ascii_digit()))
-                && file.metadata().ok().and_then(is_old) == Some(true)
-                && fs::remove_file(file.path()).is_ok()
-        });
-        removed.count() as u64
+        let mut directories = vec![directory.join(self.prefix.as_ref())];
+        let mut removed = 0;
+        while let Some(directory) = directories.pop() {
+            for file in fs::read_dir(directory).into_iter().flatten().flatten() {
+                if file.file_type().is_ok_and(|it| it.is_dir()) {
+                    directories.push(file.path());
+                    continue;
+                }
+                // The names of `LocalFileSystem`, which refuses such names for objects.
+                let name = file.file_name();
+                let staged = name.to_str().and_then(|name| name.rsplit_once('#'));
+                let is_removed = staged
+                    .is_some_and(|(_, number)| number.bytes().all(|it| it.is_ascii_digit()))
+                    && file.metadata().ok().and_then(is_old) == Some(true)
+                    && fs::remove_file(file.path()).is_ok();
+                removed += u64::from(is_removed);
+            }
+        }
+        removed
     }
 }
 

@@ -56,6 +56,20 @@ async fn killed_during_an_upload_the_sweep_removes_its_parts() {
     assert_eq!(objects(&directory), [""; 0]);
 }
 
+#[tokio::test]
+async fn the_sweep_finds_what_uploads_left_at_every_depth() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let objects = directory.path().join("objects");
+    std::fs::create_dir_all(objects.join("run/a")).unwrap();
+    let staged = ["top#1", "run/b#1", "run/a/b#2"].map(|name| objects.join(name));
+    for path in &staged {
+        std::fs::write(path, "x").unwrap();
+    }
+    assert_eq!(files.sweep(Duration::ZERO).await.unwrap().objects, 3);
+    assert!(!staged.iter().any(|path| path.exists()));
+}
+
 async fn files_of_part() -> Option<Files> {
     let directory = std::path::PathBuf::from(std::env::var_os(PART)?);
     let records = SqliteRecords::open(directory.join("catalogue.sqlite"))
