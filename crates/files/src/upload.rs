@@ -62,7 +62,10 @@ where
         }
     }
     if let Some(mut writer) = incomplete.0.take() {
-        writer.shutdown().await.map_err(FilesError::store)?;
+        // It removes the parts if it fails, but not if it is dropped: a task goes on without the caller.
+        let end = tokio::spawn(async move { writer.shutdown().await });
+        let ended = end.await.map_err(FilesError::store)?;
+        ended.map_err(FilesError::store)?;
     }
     check_written(&**objects, path, size_bytes).await?;
     Ok(StoredObject {

@@ -16,6 +16,7 @@ use cantle_files::object_store::{
 };
 use cantle_files::{FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile, Usage};
 use futures_util::stream::{self, BoxStream};
+use tokio::sync::Notify;
 
 use crate::{directory, local, objects};
 
@@ -180,12 +181,39 @@ async fn a_dropped_upload_leaves_nothing() {
         .expect("the staged file is removed");
 }
 
-/// A store in memory whose uploads fail at a part.
+#[tokio::test]
+async fn an_upload_that_is_dropped_at_its_end_is_completed() {
+    let store = Arc::new(Failing::at_part(usize::MAX));
+    let files = FileStore::new(Arc::clone(&store) as _);
+    let content = stream::iter([Ok::<_, FilesError>(Bytes::from(vec![0; 20 << 20]))]);
+    {
+        let put = files.put_object("a", content);
+        tokio::select! {
+            stored = put => panic!("{stored:?}"),
+            () = store.ending.notified() => {}
+        }
+    }
+    store.goes_on.notify_one();
+    let completed = async {
+        let at = Path::from("a");
+        while store.get_opts(&at, GetOptions::default()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let deadline = std::time::Duration::from_secs(10);
+    tokio::time::timeout(deadline, completed)
+        .await
+        .expect("the parts become the object");
+}
+
+/// A store in memory whose uploads fail at a part, and wait before they end.
 #[derive(Debug)]
 struct Failing {
     store: InMemory,
     part: usize,
     aborted: Arc<AtomicUsize>,
+    ending: Arc<Notify>,
+    goes_on: Arc<Notify>,
 }
 
 impl Failing {
@@ -194,6 +222,8 @@ impl Failing {
             store: InMemory::new(),
             part,
             aborted: Arc::default(),
+            ending: Arc::default(),
+            goes_on: Arc::default(),
         }
     }
 }
@@ -210,6 +240,8 @@ struct FailingUpload {
     parts: usize,
     fails_at: usize,
     aborted: Arc<AtomicUsize>,
+    ending: Arc<Notify>,
+    goes_on: Arc<Notify>,
 }
 
 #[async_trait]
@@ -228,6 +260,8 @@ impl MultipartUpload for FailingUpload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
+        self.ending.notify_one();
+        self.goes_on.notified().await;
         self.upload.complete().await
     }
 
@@ -258,6 +292,8 @@ impl ObjectStore for Failing {
             parts: 0,
             fails_at: self.part,
             aborted: Arc::clone(&self.aborted),
+            ending: Arc::clone(&self.ending),
+            goes_on: Arc::clone(&self.goes_on),
         }))
     }
 
