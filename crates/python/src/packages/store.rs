@@ -173,8 +173,9 @@ impl Layout {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        let mut builder = DirBuilder::new();
-        builder.mode(0o755).create(&directory).map_err(failed)?;
+        fs::create_dir(&directory).map_err(failed)?;
+        // Whatever the umask: commands of root's sandboxes run as another user.
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).map_err(failed)?;
         let own = fs::metadata(&directory).map_err(failed)?;
         if own.uid() == 0 && user != 0 {
             chown(&directory, Some(user), Some(group)).map_err(failed)?;
