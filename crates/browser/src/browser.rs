@@ -73,8 +73,9 @@ pub(crate) struct Frame {
 #[derive(Deserialize)]
 struct FrameTree {
     frame: Frame,
+    /// Not parsed yet: a page can nest frames deeper than the parser goes.
     #[serde(default, rename = "childFrames")]
-    children: Vec<FrameTree>,
+    children: Vec<Box<RawValue>>,
 }
 
 /// A value of a script.
@@ -418,7 +419,7 @@ impl Browser {
         #[derive(Deserialize)]
         struct Answer {
             #[serde(rename = "frameTree")]
-            tree: FrameTree,
+            tree: Box<RawValue>,
         }
         let answer: Answer = self.tab_command("Page.getFrameTree", json!({})).await?;
         let mut pending = vec![answer.tree];
@@ -426,6 +427,7 @@ impl Browser {
         while let Some(tree) = pending.pop()
             && frames.len() < MAX_FRAMES
         {
+            let tree: FrameTree = parse(&tree)?;
             frames.push(tree.frame);
             pending.extend(tree.children.into_iter().rev());
         }

@@ -25,6 +25,23 @@ async fn large_pages_have_bounded_snapshots() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn deeply_nested_frames_do_not_cost_the_browser() {
+    let Some(fixture) = Fixture::open(|tools| tools).await else {
+        return;
+    };
+    fixture.navigate("/second").await;
+    let script = "let inner = document; for (let depth = 0; depth < 70; depth++) { \
+                  const frame = inner.createElement('iframe'); inner.body.append(frame); \
+                  inner = frame.contentDocument; } inner.body.textContent = 'innermost'";
+    fixture
+        .call("_evaluate_js", json!({"script": script}))
+        .await;
+    let page = fixture.call("_snapshot", json!({})).await;
+    assert!(page.contains("Second page"), "{page}");
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn endless_dialogs_cost_one_browser() {
     let Some(fixture) = Fixture::open(|tools| tools).await else {
         return;
