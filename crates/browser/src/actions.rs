@@ -243,8 +243,12 @@ impl Browser {
 
     pub(crate) async fn find_text(&mut self, find: FindText) -> Result<Outcome, Failure> {
         let expression = format!("cantle.find({})", Value::from(find.text));
-        for frame in self.frames().await? {
-            let found: Option<String> = self.value_in_frame(&frame.id, &expression).await?;
+        for (index, frame) in self.frames().await?.into_iter().enumerate() {
+            let found: Option<String> = match self.value_in_frame(&frame.id, &expression).await {
+                // A frame may be gone by now; the page itself may not.
+                Err(Failure::Refused(_)) if index > 0 => continue,
+                found => found?,
+            };
             if let Some(found) = found {
                 let mut outcome =
                     Outcome::new("Scrolled to the text; the same call finds the next.");
