@@ -11,7 +11,7 @@ use super::refusal::CommandRefusal;
 
 /// Splits a command line into at least one word.
 pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
-    let line = line.trim();
+    let line = trim(line);
     if let Some(name) = assignment(line) {
         return Err(CommandRefusal::not_allowed(
             format!("The command begins with the assignment of `{name}`."),
@@ -36,6 +36,18 @@ pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
         ));
     }
     Ok(words)
+}
+
+/// Removes white space around a line, but not a blank at its end that is escaped.
+fn trim(line: &str) -> &str {
+    let line = line.trim_start();
+    let trimmed = line.trim_end();
+    let backslashes = trimmed.len() - trimmed.trim_end_matches('\\').len();
+    let longer = line.get(..=trimmed.len());
+    match longer.filter(|longer| longer.ends_with(is_blank)) {
+        Some(longer) if backslashes % 2 == 1 => longer,
+        _ => trimmed,
+    }
 }
 
 /// Returns the next word; `None` for a line continuation.
