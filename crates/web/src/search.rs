@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::error::{WebError, WebErrorKind};
+use crate::target::MAX_URL_BYTES;
 use crate::xml::escape;
 
 /// Number of results of a search.
@@ -22,8 +23,6 @@ const MAX_QUERY_CHARS: usize = 400;
 /// Maximum number of characters of a title and of a description.
 const MAX_TITLE_CHARS: usize = 300;
 const MAX_DESCRIPTION_CHARS: usize = 3000;
-/// Maximum number of bytes of a result's URL; longer ones can't be fetched anyway.
-const MAX_URL_BYTES: usize = 2048;
 /// Maximum number of bytes that one call returns.
 const MAX_BYTES: usize = 40_000;
 const MAX_ATTEMPTS: usize = 3;
@@ -184,6 +183,7 @@ fn render(hits: &[SearchHit]) -> (ToolOutput, usize) {
     let mut shown = 0;
     for hit in hits
         .iter()
+        // Longer ones can't be fetched.
         .filter(|hit| hit.url.len() <= MAX_URL_BYTES)
         .take(RESULTS)
     {
@@ -194,7 +194,7 @@ fn render(hits: &[SearchHit]) -> (ToolOutput, usize) {
             escape(&shorten(&hit.description, MAX_DESCRIPTION_CHARS)),
         );
         if text.len() + result.len() > MAX_BYTES {
-            break;
+            continue;
         }
         text.push_str(&result);
         shown += 1;

@@ -16,7 +16,7 @@ use url::{Host, Url};
 use crate::error::{WebError, WebErrorKind};
 
 /// Maximum length of a URL in bytes.
-const MAX_URL_BYTES: usize = 8 << 10;
+pub(crate) const MAX_URL_BYTES: usize = 8 << 10;
 /// Maximum number of addresses of a host that are tried.
 const MAX_ADDRESSES: usize = 8;
 
