@@ -381,8 +381,8 @@ class Spill:
                 data, self.head = b"".join(self.head), []
             write_all(self.file.fileno(), data)
         except OSError:
-            # A directory or a disk that takes no files.
-            self.file, self.is_off, self.head = None, True, []
+            # A directory or a disk that takes no files. One that was begun keeps what it has.
+            self.is_off, self.head = True, []
 
 
 class Parent:
@@ -483,8 +483,10 @@ class Parent:
     def end(self, **fields):
         for channel, spill in self.spills.items():
             if spill.file is not None:
+                size = spill.file.tell()
                 spill.file.close()
-                self.emit(type="spilled", id=self.id, channel=channel, size=spill.size)
+                if size > 0:
+                    self.emit(type="spilled", id=self.id, channel=channel, size=size)
         self.id, self.spills = None, {}
         self.emit(**fields)
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{Channel, ExitStatus};
+use cantle_core::sandbox::{Channel, ExitStatus, SandboxExt as _};
 use cantle_python::{Execution, ExecutionOutcome, PythonSession, RichResult};
 use cantle_testkit::lane::skip;
 use tokio_util::sync::CancellationToken;
@@ -193,6 +193,20 @@ async fn tracebacks_show_the_users_lines_only() {
     assert_eq!(without_carets(&error.traceback), expected);
     let refused = execute(&session, "input('name?')").await;
     assert_eq!(refused.error.unwrap().name, "EOFError");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_takes_only_a_part_of_the_output_is_named() {
+    let unconfined = interpreter().policy(Policy::unconfined());
+    let session = unconfined.open().await.unwrap();
+    let code = "import os, resource\nparent, size = os.getppid(), resource.RLIMIT_FSIZE\n\
+                resource.prlimit(parent, size, (50_000, resource.getrlimit(size)[1]))\n\
+                print('x' * 200_000)";
+    let printed = execute(&session, code).await;
+    let file = printed.stdout_file.unwrap();
+    let kept = session.sandbox().read_bytes(&file.path, 1 << 20).await;
+    assert_eq!((file.size_bytes, kept.unwrap().len()), (50_000, 50_000));
     session.close().await.unwrap();
 }
 
