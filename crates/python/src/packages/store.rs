@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cantle_core::tool::Progress;
+use tempfile::NamedTempFile;
 
 use super::SetContent;
 use super::error::PackageError;
@@ -248,11 +249,11 @@ pub(super) fn archive_of(directory: &Path) -> PathBuf {
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), PackageError> {
     let failed = |error| PackageError::io("write", path, error);
-    let temporary = path.with_extension("new");
     let text = serde_json::to_vec(value).map_err(|error| failed(error.into()))?;
-    let mut file = File::create(&temporary).map_err(failed)?;
+    let mut file = NamedTempFile::new_in(path.parent().unwrap_or(path)).map_err(failed)?;
     file.write_all(&text).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
 }
 
 /// Gives the files of a finished set to this process's user, and lets no other user write them. No process of the sandbox
