@@ -152,7 +152,7 @@ impl Interpreter {
     /// # Errors
     /// If the sandbox can't be opened, fails or can't be closed. Code that fails is a result.
     pub async fn run(&self, code: &str) -> Result<Execution, SandboxError> {
-        if let Some(refused) = self.import_refusal(&SourceFacts::of(code.as_bytes())) {
+        if let Some(refused) = self.import_refusal(|| SourceFacts::of(code.as_bytes())) {
             return Ok(refused);
         }
         let session = self.open().await?;
@@ -192,9 +192,9 @@ impl Interpreter {
 
     /// Returns the execution of code that is not started, if there are allowed imports: its own are others, or unknown
     /// because of a syntax error. Otherwise the interpreter itself reports syntax errors.
-    fn import_refusal(&self, facts: &SourceFacts) -> Option<Execution> {
+    fn import_refusal(&self, facts: impl FnOnce() -> SourceFacts) -> Option<Execution> {
         self.allowed_imports.as_ref()?;
-        self.refusal(facts)
+        self.refusal(&facts())
     }
 
     /// Returns the execution of code that is refused, because of a syntax error or an import.
@@ -452,8 +452,8 @@ impl PythonSession {
                 return Ok(Err(self.report(failed)));
             }
         };
-        let facts = SourceFacts::for_minor_version(code.as_bytes(), python.minor);
-        Ok(match self.settings.import_refusal(&facts) {
+        let facts = || SourceFacts::for_minor_version(code.as_bytes(), python.minor);
+        Ok(match self.settings.import_refusal(facts) {
             Some(refused) => Err(self.report(refused)),
             None => Ok(&python.program),
         })
