@@ -68,9 +68,9 @@ impl LocalBackend {
         self
     }
 
-    /// Sets the path of the working directory inside the sandbox, `/workspace` by default: absolute, without
-    /// symbolic links and `..`, and neither below private directories (`/tmp`, `/dev`, `/proc`) nor below
-    /// system directories (`/usr`).
+    /// Sets the path of the working directory inside the sandbox, by default `/workspace`, or `/cantle-workspace` if
+    /// the policy has a root there: absolute, without symbolic links and `..`, and neither below private directories
+    /// (`/tmp`, `/dev`, `/proc`) nor below system directories (`/usr`). No root of the policy can take its place.
     ///
     /// Takes effect only with namespaces. Without them commands see the directory at its path on the host,
     /// as [`SandboxInfo::working_directory`] says.

@@ -24,7 +24,7 @@ use cantle_supervisor::wire::{Setup, SetupReply, Step};
 use self::owners::MappedRoot;
 use self::steps::Steps;
 use self::view::SandboxMounts;
-pub(crate) use self::view::{TEMPORARY, workspace};
+pub(crate) use self::view::{TEMPORARY, roots_within, workspace};
 use crate::files::{HostPaths, SizedFields};
 use crate::groups::Groups;
 use crate::identity::Identity;

@@ -22,8 +22,9 @@ const EMPTY: &str = "/.empty";
 /// A file of the view with the sandbox's own boot id, which covers the host's.
 const OWN_BOOT_ID: &str = "/.boot_id";
 
-/// Default path of the working directory.
+/// Default path of the working directory, and the one if the policy has a root there.
 const WORKSPACE: &str = "/workspace";
+const OTHER_WORKSPACE: &str = "/cantle-workspace";
 /// Path of the temporary directory.
 pub(crate) const TEMPORARY: &str = "/tmp";
 
@@ -54,9 +55,20 @@ pub(super) struct SandboxMounts<'s> {
 }
 
 /// Returns the path of the working directory in the view: `configured`, if that is possible.
-pub(crate) fn workspace(configured: Option<&Path>) -> Result<&Path, SandboxError> {
+pub(crate) fn workspace<'p>(
+    configured: Option<&'p Path>,
+    policy: &Policy,
+) -> Result<&'p Path, SandboxError> {
     let Some(path) = configured else {
-        return Ok(Path::new(WORKSPACE));
+        let (read, written) = roots(policy);
+        let is_there = |root: &PathBuf| {
+            let target = fs::canonicalize(root);
+            root.starts_with(WORKSPACE) || target.is_ok_and(|it| it.starts_with(WORKSPACE))
+        };
+        return Ok(Path::new(match read.iter().chain(written).any(is_there) {
+            true => OTHER_WORKSPACE,
+            false => WORKSPACE,
+        }));
     };
     let own = [TEMPORARY, "/proc", "/dev"];
     let is_plain = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str()
@@ -234,6 +246,38 @@ pub(super) fn has_read_only_parts(policy: &Policy) -> bool {
     let written = found(policy.write_roots.as_deref().unwrap_or_default());
     let read = policy.read_roots.as_ref().map(|roots| found(&roots.paths));
     read.is_some_and(|read| read.iter().any(|path| is_part(path, &written)))
+}
+
+/// Returns the read and the write roots of a policy.
+fn roots(policy: &Policy) -> (&[PathBuf], &[PathBuf]) {
+    let read = policy.read_roots.as_ref().map(|roots| &*roots.paths);
+    let written = policy.write_roots.as_deref();
+    (read.unwrap_or_default(), written.unwrap_or_default())
+}
+
+/// Returns the canonical paths of the roots that are mounted in the sandbox's own directories.
+///
+/// # Errors
+/// If one takes the place of such a directory.
+pub(crate) fn roots_within(
+    policy: &Policy,
+    workspace: &Path,
+) -> Result<Vec<PathBuf>, SandboxError> {
+    let (read, written) = roots(policy);
+    let (read, written) = (targets(read)?, targets(written)?);
+    let own = [workspace.to_owned(), PathBuf::from(TEMPORARY)];
+    let is_taken =
+        |own: &&PathBuf| read.contains(own) || written.iter().any(|root| own.starts_with(root));
+    if let Some(taken) = own.iter().find(is_taken) {
+        let message = format!(
+            "a root of the policy would take the place of the sandbox's own directory `{}`",
+            taken.display()
+        );
+        return Err(SandboxError::invalid_input(message)
+            .with_advice("Name what commands need in it, not all of it."));
+    }
+    let all = read.into_iter().chain(written);
+    Ok(all.filter(|path| is_part(path, &own)).collect())
 }
 
 /// Returns the canonical paths of roots, parents before children.
@@ -504,5 +548,45 @@ impl ViewBuilder<'_> {
         };
         self.steps.add_optional(TERMINALS, &mount);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writing(root: impl Into<PathBuf>) -> Policy {
+        let mut policy = Policy::workspace();
+        policy.write_roots = Some(vec![root.into()]);
+        policy
+    }
+
+    #[test]
+    fn default_working_directory_gives_way_to_roots() {
+        for (root, expected) in [
+            ("/data", WORKSPACE),
+            ("/workspaces/project", WORKSPACE),
+            ("/workspace", OTHER_WORKSPACE),
+            ("/workspace/project", OTHER_WORKSPACE),
+        ] {
+            let found = workspace(None, &writing(root)).unwrap();
+            assert_eq!(found, Path::new(expected), "{root}");
+        }
+    }
+
+    #[test]
+    fn roots_do_not_take_the_place_of_own_directories() {
+        let place = tempfile::tempdir().unwrap();
+        let above = place.path().canonicalize().unwrap();
+        let home = above.join("home");
+        let below = home.join("data");
+        fs::create_dir_all(&below).unwrap();
+        assert_eq!(roots_within(&writing(&below), &home).unwrap(), [below]);
+        let mut reading = Policy::workspace();
+        reading.read_roots = Some(ReadRoots::system().with_paths([home.clone()]));
+        for refused in [reading, writing(&home), writing(&above), writing("/tmp")] {
+            let error = roots_within(&refused, &home).unwrap_err();
+            assert!(error.to_string().contains("own directory"), "{error}");
+        }
     }
 }

@@ -4,7 +4,6 @@
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -204,7 +203,7 @@ pub(crate) fn build(
     is_kept: bool,
 ) -> Result<BuiltEngine, SandboxError> {
     let mechanisms = settings.mechanisms;
-    let workspace = confinement::workspace(settings.workspace.as_deref())?;
+    let workspace = confinement::workspace(settings.workspace.as_deref(), policy)?;
     let identity = Identity::for_commands(policy, mechanisms);
     let defaults = settings.defaults.under(policy);
     let mut limits = policy.limits.with_defaults(&defaults);
@@ -294,7 +293,7 @@ pub(crate) fn build(
                 "Use a kernel with seccomp, or accept that it is missing (best effort).",
             ));
         }
-        let listener = adopt_opened(root, &plan, outcome, workspace)?;
+        let listener = adopt_opened(root, &plan, outcome, request)?;
         let proxy = match (listener, &policy.network) {
             (Some(listener), Some(Network::Hosts(hosts))) => {
                 let proxy = Proxy::listen(listener, ProxySettings::new(hosts.clone()));
@@ -331,7 +330,7 @@ fn adopt_opened(
     root: &mut Root,
     plan: &Plan,
     outcome: SetupOutcome,
-    workspace: &Path,
+    request: ConfinementRequest<'_>,
 ) -> Result<Option<TcpListener>, SandboxError> {
     let mut opened = outcome.opened.into_iter();
     if plan.storage != Storage::Directory {
@@ -339,10 +338,13 @@ fn adopt_opened(
         root.move_to(opened.next().ok_or_else(missing)?)?;
     }
     if plan.mode == Mode::Namespaces {
-        root.set_view_paths(ViewPaths {
-            work: SandboxPath::from_os(workspace)?,
+        let paths = ViewPaths {
+            work: SandboxPath::from_os(request.workspace)?,
             temporary: SandboxPath::new(confinement::TEMPORARY)?,
-        });
+        };
+        // Not before: where namespaces are forbidden, no directory has another path.
+        let roots = confinement::roots_within(request.policy, request.workspace)?;
+        root.set_view_paths(paths, &roots);
     }
     Ok(opened.next().map(TcpListener::from))
 }

@@ -149,6 +149,7 @@ impl Root {
         };
         Ok(Self {
             view_paths: host_paths.as_seen()?,
+            mounted: Vec::new(),
             // Earlier spill files may still exist.
             spill_prefix: format!("output-{}", random_end()),
             host_paths,

@@ -136,6 +136,8 @@ impl Directories {
 pub(crate) struct Root {
     host_paths: HostPaths,
     view_paths: ViewPaths,
+    /// Paths relative to the root at which commands see roots of the policy.
+    mounted: Vec<Vec<u8>>,
     directories: Mutex<Arc<Directories>>,
     /// The root, locked while this process uses it.
     locked: OwnedFd,
@@ -181,6 +183,7 @@ impl Root {
         let directories = Directories::new(descriptor).map_err(failed)?;
         let root = Self {
             view_paths: host_paths.as_seen()?,
+            mounted: Vec::new(),
             host_paths,
             directories: Mutex::new(Arc::new(directories)),
             locked,
@@ -351,9 +354,13 @@ impl Root {
         }
     }
 
-    /// Sets the paths at which commands see the directories.
-    pub(crate) fn set_view_paths(&mut self, paths: ViewPaths) {
+    /// Sets the paths at which commands see the directories, and the roots of the policy in these.
+    pub(crate) fn set_view_paths(&mut self, paths: ViewPaths, roots: &[PathBuf]) {
         self.view_paths = paths;
+        let mounted = roots
+            .iter()
+            .filter_map(|root| self.relative_to_root(root.as_os_str().as_encoded_bytes()));
+        self.mounted = mounted.collect();
     }
 
     /// Switches to another file system with the same directories.

@@ -39,6 +39,7 @@ impl Root {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(fixed_path(doing, path));
         };
+        self.relative_path(path)?;
         let directory = self.open(&parent, PATH_ONLY | OFlags::DIRECTORY, doing)?;
         Ok((directory, name))
     }
@@ -78,11 +79,13 @@ impl Root {
 
     /// Returns the path relative to the root.
     pub(super) fn relative_path(&self, path: &SandboxPath) -> Result<Vec<u8>, SandboxError> {
-        if !path.is_absolute() {
-            return Ok(path_in(WORK, path.relative_bytes()));
-        }
-        let absolute = [b"/", path.relative_bytes()].concat();
-        self.relative_to_root(&absolute).ok_or_else(|| {
+        let relative = match path.is_absolute() {
+            true => self.relative_to_root(&[b"/", path.relative_bytes()].concat()),
+            false => Some(path_in(WORK, path.relative_bytes())),
+        };
+        // Commands see other files at a mounted root than there are below this one.
+        let is_own = |path: &Vec<u8>| !self.mounted.iter().any(|root| below(path, root).is_some());
+        relative.filter(is_own).ok_or_else(|| {
             let work = &self.view_paths().work;
             let message = format!("`{path}` is outside the sandbox, whose files are in `{work}`");
             SandboxError::new(SandboxErrorKind::OutsideSandbox, message)
@@ -91,16 +94,13 @@ impl Root {
     }
 
     /// Converts an absolute path as commands see it, if it is in one of the sandbox's directories.
-    fn relative_to_root(&self, path: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn relative_to_root(&self, path: &[u8]) -> Option<Vec<u8>> {
         let view = self.view_paths();
         [(&view.work, WORK), (&view.temporary, TEMPORARY)]
             .into_iter()
             .find_map(|(directory, name)| {
-                let below = path
-                    .strip_prefix(b"/")?
-                    .strip_prefix(directory.relative_bytes())?;
-                (below.is_empty() || below.starts_with(b"/"))
-                    .then(|| [name.as_bytes(), below].concat())
+                let below = below(path.strip_prefix(b"/")?, directory.relative_bytes())?;
+                Some([name.as_bytes(), below].concat())
             })
     }
 
@@ -180,6 +180,12 @@ impl Root {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Returns the rest of a path that is a directory or below it.
+fn below<'p>(path: &'p [u8], directory: &[u8]) -> Option<&'p [u8]> {
+    let rest = path.strip_prefix(directory)?;
+    (rest.is_empty() || rest.starts_with(b"/")).then_some(rest)
 }
 
 fn path_in(directory: &str, below: &[u8]) -> Vec<u8> {

@@ -6,8 +6,8 @@ use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField, Preset};
 use cantle_core::sandbox::{
-    Backend as _, EnforcedBy, Enforcement, ExitStatus, Isolation, SandboxContext, SandboxExt as _,
-    SpawnRequest, Stdin,
+    Backend as _, EnforcedBy, Enforcement, ExitStatus, Isolation, SandboxContext, SandboxErrorKind,
+    SandboxExt as _, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 
@@ -132,6 +132,9 @@ async fn roots_are_mounted_at_their_host_paths() {
         let line = format!("cat {r}/f; echo x > {r}/g; echo written > {w}/g; cat {w}/g");
         assert_eq!(stdout(&*sandbox, &line).await, "read\nwritten\n");
         assert!(!read_only.path().join("g").exists());
+        // Also if it is in a directory of the sandbox, as commands see it.
+        let error = sandbox.stat(&path(&format!("{r}/f"))).await.unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::OutsideSandbox, "{error}");
         sandbox.close().await.unwrap();
         std::fs::remove_file(writable.path().join("g")).unwrap();
     }
