@@ -235,8 +235,8 @@ pub fn one_shot(python: &str, code: impl Into<Bytes>) -> SpawnRequest {
 pub struct PythonSession {
     settings: Interpreter,
     sandbox: Arc<dyn Sandbox>,
-    /// The Python of the sandbox, or why there is none.
-    python: OnceCell<Result<Python, String>>,
+    /// The Python of the sandbox, once one was found.
+    python: OnceCell<Python>,
     has_unreported_copy: AtomicBool,
     contexts: Mutex<HashMap<String, Arc<Mutex<ContextState>>>>,
     /// The listing after the latest call, which is the next call's listing before: it saves a walk per call, and what
@@ -460,8 +460,18 @@ impl PythonSession {
     }
 
     /// Returns the Python of the sandbox, or why there is none.
-    pub(crate) async fn python(&self) -> Result<&Result<Python, String>, SandboxError> {
-        self.python.get_or_try_init(|| self.find_python()).await
+    pub(crate) async fn python(&self) -> Result<Result<&Python, String>, SandboxError> {
+        // The next call looks again: the reason may be temporary, such as a full disk.
+        let found = self.python.get_or_try_init(|| async {
+            match self.find_python().await {
+                Ok(found) => found.map_err(Ok),
+                Err(error) => Err(Err(error)),
+            }
+        });
+        match found.await {
+            Ok(python) => Ok(Ok(python)),
+            Err(missing) => missing.map(Err),
+        }
     }
 
     async fn find_python(&self) -> Result<Result<Python, String>, SandboxError> {

@@ -122,8 +122,7 @@ impl ToolProvider for PythonTool {
         let limits = RenderLimits::default();
         let mut description = description(&self.interpreter, limits);
         if let Some(packages) = &self.interpreter.packages {
-            let python = session.python().await?.as_ref();
-            let python = python.map_err(|reason| ProviderError::new(reason.as_str()))?;
+            let python = session.python().await?.map_err(ProviderError::new)?;
             describe_packages(&mut description, packages, &python.program);
         }
         let marker = SandboxPath::new(format!(".cantle/python-{}", cx.run));

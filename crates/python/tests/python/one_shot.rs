@@ -205,6 +205,21 @@ async fn artifacts_are_listed_also_after_a_timeout_and_a_death() {
 }
 
 #[tokio::test]
+async fn a_python_that_was_missing_is_looked_for_again() {
+    let place = tempfile::tempdir().unwrap();
+    let python = place.path().join("python");
+    let unconfined = interpreter().policy(Policy::unconfined());
+    let session = unconfined.python(python.to_str().unwrap()).open().await;
+    let session = session.unwrap();
+    let missing = session.execute("main", "1").await.unwrap();
+    assert_eq!(missing.outcome, ExecutionOutcome::SetupFailed);
+    std::os::unix::fs::symlink("/usr/bin/python3", &python).unwrap();
+    let found = session.execute("main", "1").await.unwrap();
+    assert_eq!(found.outcome, ExecutionOutcome::Completed, "{found:?}");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_unusable_python_is_explained() {
     let place = tempfile::tempdir().unwrap();
     let old = place.path().join("old-python");
