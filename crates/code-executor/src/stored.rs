@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use cantle_core::principal::Level;
-use cantle_core::sandbox::{ByteRange, Sandbox as _, SandboxError, SandboxPath, WriteOptions};
+use cantle_core::sandbox::{
+    ByteRange, Sandbox as _, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
+};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{FileId, FileRecord, Files, NewFile, safe_name};
 use futures_util::TryStreamExt as _;
@@ -104,17 +106,23 @@ async fn described(files: &Files, record: &FileRecord) -> Result<Value, ToolErro
 
 async fn load(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let record = find(&files, &params.file_id, &cx).await?;
+    let sandbox = cx.require_sandbox()?;
+    let mut directory = SandboxPath::new("/tmp").map_err(SandboxError::from)?;
+    // Without namespaces, that is the host's.
+    if let Err(error) = sandbox.stat(&directory).await
+        && error.kind() == SandboxErrorKind::OutsideSandbox
+    {
+        directory.clone_from(&sandbox.info().working_directory);
+    }
     // Another program may have written the record.
-    let local_path = format!("/tmp/{}", safe_name(&record.filename));
-    let path = SandboxPath::new(&local_path).map_err(SandboxError::from)?;
+    let path = directory.join(safe_name(&record.filename));
+    let path = path.map_err(SandboxError::from)?;
     let content = files.content(&record, None).await?;
     let content = content.map_err(SandboxError::from);
     let options = WriteOptions::default().with_size(record.size_bytes);
-    cx.require_sandbox()?
-        .write(&path, options, Box::pin(content))
-        .await?;
+    sandbox.write(&path, options, Box::pin(content)).await?;
     Ok(crate::json(&json!({
-        "file_id": record.id, "filename": record.filename, "local_path": local_path,
+        "file_id": record.id, "filename": record.filename, "local_path": path.to_string(),
         "size_bytes": record.size_bytes, "mime_type": record.mime_type,
     })))
 }

@@ -168,6 +168,10 @@ async fn files_are_stored_where_the_hosts_tmp_is_not_visible() {
     };
     let made = user.python("open('a.csv', 'w').write('x')").await;
     assert_eq!(names(&made), ["a.csv"]);
+    let stored = json!({ "file_id": made["files"][0]["file_id"] });
+    let loaded = user.call("load_file", stored).await.unwrap();
+    let code = format!("print(open({}).read())", loaded["local_path"]);
+    assert_eq!(user.python(&code).await["stdout"], "x\n");
     user.close().await;
 }
 
