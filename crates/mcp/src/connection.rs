@@ -110,6 +110,10 @@ struct Live {
     child: Option<Arc<Child>>,
     /// Where a server without a handshake reports that its tools changed.
     changes: Option<Subscription>,
+    /// Whether the tools may differ from those that were listed last.
+    is_changed: bool,
+    /// Whether the latest attempt to list them failed.
+    is_unlisted: bool,
 }
 
 impl Live {
@@ -193,16 +197,21 @@ impl Server {
         if let Ok(mut state) = self.state.try_lock()
             && let Some(live) = &mut state.live
         {
+            // A call does not try again: it would wait each time for a server that does not answer.
+            live.is_changed |= live.is_unlisted;
             self.list_changes(live).await;
         }
     }
 
     /// Lists the tools again if the server announced a change. Returns the change, for the model.
     async fn list_changes(&self, live: &mut Live) -> Option<String> {
-        if !live.has_new_tools() {
+        live.is_changed |= live.has_new_tools();
+        if !live.is_changed {
             return None;
         }
         let listed = self.list(live).await;
+        // Only now: a cancelled call leaves it to the next one.
+        (live.is_changed, live.is_unlisted) = (false, listed.is_err());
         let listed = listed.and_then(|tools| listing::accepted(&self.config, tools));
         let name = &self.config.name;
         let tools: Arc<[Tool]> = match listed {
@@ -480,6 +489,8 @@ impl Server {
                     service,
                     child,
                     changes: None,
+                    is_changed: false,
+                    is_unlisted: false,
                 });
             }
             Ok(Err(ClientInitializeError::JsonRpcError(error))) => {

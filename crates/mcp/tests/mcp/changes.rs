@@ -23,13 +23,14 @@ use tokio::sync::Notify;
 
 use super::{call, open, script};
 
-/// Calls `grow` until the result informs the model, because a notification may come after its call's result.
-async fn grow(set: &dyn ToolSet, server: &str) -> String {
+/// Calls `grow` until the result begins with what informs the model, because a notification may come after its call's
+/// result.
+async fn grow(set: &dyn ToolSet, server: &str, start: &str) -> String {
     let name = format!("{server}__grow");
     let growing = async {
         loop {
             let text = call(set, &name, json!({})).await.content.text();
-            if text.starts_with("The tools of the MCP server") {
+            if text.starts_with(start) {
                 return text;
             }
         }
@@ -37,6 +38,9 @@ async fn grow(set: &dyn ToolSet, server: &str) -> String {
     let grown = tokio::time::timeout(Duration::from_secs(20), growing).await;
     grown.expect("the model is informed")
 }
+
+const CHANGED: &str = "The tools of the MCP server";
+const NOT_KNOWN: &str = "The server's tools changed, and are not known.";
 
 fn names(set: &dyn ToolSet) -> Vec<String> {
     let tools = set.tools();
@@ -66,7 +70,7 @@ async fn a_change_of_the_tools_is_told_and_new_ones_are_found_and_called() {
     let set = open(server).await;
     let before = names(&*set);
     assert_eq!(before, ["s__grow", "s__old", "mcp_search", "mcp_call"]);
-    let text = grow(&*set, "s").await;
+    let text = grow(&*set, "s", CHANGED).await;
     assert_eq!(
         text,
         "The tools of the MCP server `s` changed. New or different (`mcp_search` describes them, `mcp_call` calls them): \
@@ -104,24 +108,46 @@ async fn a_list_that_is_not_usable_any_more_leaves_the_earlier_one() {
     "#,
     );
     let set = open(server).await;
-    let text = {
-        let growing = async {
-            loop {
-                let text = call(&*set, "s__grow", json!({})).await.content.text();
-                if text.starts_with("The server's tools changed") {
-                    return text;
-                }
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), growing)
-            .await
-            .unwrap()
-    };
+    let text = grow(&*set, "s", NOT_KNOWN).await;
     assert!(
         text.contains("It has two tools that would be called `s__grow`."),
         "{text}"
     );
     assert!(text.ends_with("grown"), "{text}");
+    set.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_lists_tools_again_that_were_not_listed() {
+    let server = script(
+        r#"
+        more= problem=
+        while read -r line; do
+            id=${line#*\"id\":}; id=${id%%[,\}]*}
+            case $line in
+                *'"method":"initialize"'*) reply '{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"s","version":"1"}}' ;;
+                *'"method":"tools/list"'*)
+                    if [ -n "$problem" ]; then
+                        printf '{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"busy"}}\n' "$id"
+                        problem=
+                    else
+                        reply '{"tools":[{"name":"grow","inputSchema":{"type":"object"}}'"$more"']}'
+                    fi ;;
+                *'"name":"grow"'*)
+                    if [ -z "$more" ]; then
+                        more=',{"name":"extra","description":"Draws a cat.","inputSchema":{"type":"object"}}' problem=once
+                        printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n'
+                    fi
+                    reply '{"content":[{"type":"text","text":"grown"}]}' ;;
+            esac
+        done
+    "#,
+    );
+    let set = open(server).await;
+    grow(&*set, "s", NOT_KNOWN).await;
+    let found = call(&*set, "mcp_search", json!({"query": "cat"})).await;
+    let found = found.content.text();
+    assert!(found.contains("\n\ns__extra: Draws a cat."), "{found}");
     set.close().await.unwrap();
 }
 
@@ -216,7 +242,7 @@ async fn servers_of_both_eras_announce_changes_over_http() {
         });
         let set = open(McpServer::http("web", url)).await;
         assert_eq!(names(&*set), ["web__grow", "mcp_search", "mcp_call"]);
-        let text = grow(&*set, "web").await;
+        let text = grow(&*set, "web", CHANGED).await;
         assert!(text.contains(": `web__extra`.\n"), "{text}");
         let called = call(&*set, "mcp_call", json!({"tool": "web__extra"})).await;
         assert!(called.success, "{called:?}");
