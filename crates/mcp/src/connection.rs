@@ -117,7 +117,7 @@ struct Live {
 }
 
 impl Live {
-    /// Returns whether the server has tools that were not listed since it announced a change.
+    /// Returns whether the server has announced a change since this was asked, or no longer can.
     fn has_new_tools(&mut self) -> bool {
         let mut changed = self.service.service().take_changed();
         if let Some(changes) = &mut self.changes {
@@ -125,13 +125,23 @@ impl Live {
                 changed = true;
             }
         }
-        changed
+        changed || self.is_unsubscribed()
+    }
+
+    /// Returns whether the stream has ended in which the server reports changes, for example in a proxy.
+    fn is_unsubscribed(&self) -> bool {
+        let changes = self.changes.as_ref();
+        changes.is_some_and(|changes| changes.end().is_some())
     }
 
     /// Asks a server without a handshake to report changes of its tools.
-    async fn subscribe(&mut self) {
+    async fn subscribe(&mut self, limit: Duration) {
         let filter = SubscriptionFilter::builder().tools_list_changed().build();
-        self.changes = self.service.peer().listen(filter).await.ok();
+        let subscribed = timeout(limit, self.service.peer().listen(filter));
+        // A server that does not answer is asked for its tools next.
+        if let Ok(Ok(changes)) = subscribed.await {
+            self.changes = Some(changes);
+        }
     }
 
     /// Returns whether the server announces changes of its tools.
@@ -208,6 +218,10 @@ impl Server {
         live.is_changed |= live.has_new_tools();
         if !live.is_changed {
             return None;
+        }
+        if live.is_unsubscribed() {
+            // First, so that no change after the list is missed.
+            live.subscribe(self.config.connect_timeout).await;
         }
         let listed = self.list(live).await;
         // Only now: a cancelled call leaves it to the next one.
@@ -360,8 +374,7 @@ impl Server {
         match self.shake_hands(transport, without_handshake(), None).await {
             Ok(mut live) => {
                 if live.announces_changes() {
-                    // A server that does not answer is asked for its tools next.
-                    let _ = timeout(self.config.connect_timeout, live.subscribe()).await;
+                    live.subscribe(self.config.connect_timeout).await;
                 }
                 Ok(live)
             }

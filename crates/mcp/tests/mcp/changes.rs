@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -155,6 +155,9 @@ async fn a_search_lists_tools_again_that_were_not_listed() {
 #[derive(Clone)]
 struct Growing {
     is_old: bool,
+    /// Whether the stream of its announcements ends in place of the first one.
+    ends_stream: bool,
+    subscriptions: Arc<AtomicUsize>,
     has_grown: Arc<AtomicBool>,
     grown: Arc<Notify>,
 }
@@ -176,6 +179,7 @@ impl ServerHandler for Growing {
         &self,
         requested: &SubscriptionFilter,
     ) -> Option<SubscriptionFilter> {
+        self.subscriptions.fetch_add(1, Ordering::Relaxed);
         Some(requested.supported_by(&self.get_info().capabilities))
     }
 
@@ -183,6 +187,9 @@ impl ServerHandler for Growing {
         loop {
             tokio::select! {
                 () = self.grown.notified() => {
+                    if self.ends_stream {
+                        return Ok(());
+                    }
                     let _ = context.sink().notify_tool_list_changed().await;
                 }
                 () = context.cancelled() => return Ok(()),
@@ -223,9 +230,12 @@ impl ServerHandler for Growing {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_of_both_eras_announce_changes_over_http() {
-    for is_old in [true, false] {
+    for (is_old, ends_stream, count) in [(true, false, 0), (false, false, 1), (false, true, 2)] {
+        let subscriptions = Arc::<AtomicUsize>::default();
         let server = Growing {
             is_old,
+            ends_stream,
+            subscriptions: Arc::clone(&subscriptions),
             has_grown: Arc::default(),
             grown: Arc::default(),
         };
@@ -246,6 +256,7 @@ async fn servers_of_both_eras_announce_changes_over_http() {
         assert!(text.contains(": `web__extra`.\n"), "{text}");
         let called = call(&*set, "mcp_call", json!({"tool": "web__extra"})).await;
         assert!(called.success, "{called:?}");
+        assert_eq!(subscriptions.load(Ordering::Relaxed), count);
         set.close().await.unwrap();
         task.abort();
     }
