@@ -12,7 +12,7 @@ use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
-use super::wire::{ChatCompletion, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
+use super::wire::{ChatCompletion, ChatContent, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
 use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
 use crate::sse::Event;
 
@@ -147,8 +147,11 @@ fn litellm_cost(headers: &HeaderMap) -> Option<f64> {
 impl ChatAssembler {
     /// Adds a message or a delta, and passes its deltas to `emit`.
     pub(super) fn add(&mut self, delta: ChatMessage, mut emit: impl FnMut(ChatEvent)) {
-        let reasoning = delta.reasoning_content.filter(|text| !text.is_empty());
-        if let Some(reasoning) = reasoning.or(delta.reasoning).filter(|r| !r.is_empty()) {
+        let (thinking, content) = delta.content.map(ChatContent::split).unwrap_or_default();
+        // Some servers send the same reasoning in several fields.
+        let fields = [delta.reasoning_content, delta.reasoning, Some(thinking)];
+        let reasoning = fields.into_iter().flatten().find(|text| !text.is_empty());
+        if let Some(reasoning) = reasoning {
             self.reasoning.push_str(&reasoning);
             emit(ChatEvent::ReasoningDelta(reasoning));
         }
@@ -158,7 +161,7 @@ impl ChatAssembler {
         for thinking in delta.thinking_blocks.into_iter().flatten() {
             self.add_thinking(thinking);
         }
-        for text in [delta.content, delta.refusal].into_iter().flatten() {
+        for text in [content, delta.refusal.unwrap_or_default()] {
             if !text.is_empty() {
                 self.text.push_str(&text);
                 emit(ChatEvent::TextDelta(text));

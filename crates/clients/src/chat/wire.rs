@@ -51,7 +51,7 @@ impl ChatChoice {
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct ChatMessage {
-    pub(super) content: Option<String>,
+    pub(super) content: Option<ChatContent>,
     /// OpenAI's explanation of a refusal, instead of content.
     pub(super) refusal: Option<String>,
     pub(super) reasoning_content: Option<String>,
@@ -62,6 +62,41 @@ pub(super) struct ChatMessage {
     /// Reasoning in OpenRouter's format, to be sent back completely.
     pub(super) reasoning_details: Option<Vec<Map<String, Value>>>,
     pub(super) tool_calls: Option<Vec<ChatToolCall>>,
+}
+
+/// Text, or a list of parts from a reasoning model of Mistral or Databricks.
+/// <https://docs.mistral.ai/capabilities/reasoning>
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "text or a list of parts")]
+pub(super) enum ChatContent {
+    Text(String),
+    Parts(Vec<ChatPart>),
+}
+
+/// A part of type `text`, `thinking` (Mistral) or `reasoning` (Databricks); parts of other types are empty.
+#[derive(Debug, Deserialize)]
+pub(super) struct ChatPart {
+    text: Option<String>,
+    #[serde(alias = "summary")]
+    thinking: Option<ChatContent>,
+}
+
+impl ChatContent {
+    /// Returns the reasoning and the text.
+    pub(super) fn split(self) -> (String, String) {
+        let parts = match self {
+            Self::Text(text) => return (String::new(), text),
+            Self::Parts(parts) => parts,
+        };
+        let (mut reasoning, mut answer) = (String::new(), String::new());
+        for part in parts {
+            answer.push_str(&part.text.unwrap_or_default());
+            if let Some(thinking) = part.thinking {
+                reasoning.push_str(&thinking.split().1);
+            }
+        }
+        (reasoning, answer)
+    }
 }
 
 #[derive(Debug, Deserialize)]

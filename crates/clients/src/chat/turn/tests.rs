@@ -72,6 +72,37 @@ fn reasoning_is_read_once_from_either_field() {
 }
 
 #[test]
+fn content_in_parts_is_split_into_reasoning_and_text() {
+    let thinking = |text: &str| json!({"type": "thinking", "thinking": [{"type": "text", "text": text}]});
+    let summary = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm. Yes."}]});
+    let text = json!({"type": "text", "text": "Hello"});
+    let reference = json!({"type": "reference", "reference_ids": [1]});
+    for pieces in [
+        vec![
+            json!({"content": [thinking("Hm. ")]}),
+            json!({"content": [thinking("Yes.")]}),
+            json!({"content": "Hel"}),
+            json!({"content": "lo"}),
+        ],
+        vec![json!({"content": [thinking("Hm. Yes."), text, reference]})],
+        vec![json!({"content": [summary, text]})],
+    ] {
+        let count = pieces.len();
+        let (deltas, blocks) = streamed(pieces);
+        assert_eq!(deltas.len(), count.max(2));
+        assert_eq!(
+            blocks,
+            [
+                AssistantBlock::Reasoning {
+                    content: "Hm. Yes.".to_owned()
+                },
+                AssistantBlock::text("Hello"),
+            ]
+        );
+    }
+}
+
+#[test]
 fn a_refusal_becomes_answer_text() {
     let (_, blocks) = streamed(vec![json!({"content": null, "refusal": "I can't."})]);
     assert_eq!(blocks, [AssistantBlock::text("I can't.")]);
