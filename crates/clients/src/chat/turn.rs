@@ -237,9 +237,9 @@ impl ChatAssembler {
     fn add_call(&mut self, mut delta: ChatToolCall) -> ChatEvent {
         let signature = delta.signature();
         let id = delta.id.unwrap_or_default();
-        let function = delta.function.unwrap_or_default();
+        let mut function = delta.function.unwrap_or_default();
+        let arguments = function.arguments();
         let name = function.name.unwrap_or_default();
-        let arguments = function.arguments.unwrap_or_default();
 
         let position = self.call_position(delta.index, &id, &name);
         if position == self.calls.len() {

@@ -133,7 +133,19 @@ impl ChatToolCall {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct ChatFunction {
     pub(super) name: Option<String>,
-    pub(super) arguments: Option<String>,
+    /// JSON text; from some servers, the object itself.
+    arguments: Option<Value>,
+}
+
+impl ChatFunction {
+    /// Takes the JSON text of the arguments, or a piece of it.
+    pub(super) fn arguments(&mut self) -> String {
+        match self.arguments.take() {
+            Some(Value::String(text)) => text,
+            Some(arguments) => arguments.to_string(),
+            None => String::new(),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]

@@ -195,6 +195,14 @@ fn deltas_of_parallel_calls_are_joined_by_index() {
 }
 
 #[test]
+fn arguments_sent_as_an_object_become_text() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": {"x": 1}}}]}),
+    ]);
+    assert_eq!(blocks, [call("a", "f", "{\"x\":1}")]);
+}
+
+#[test]
 fn deltas_without_index_are_joined_by_id_or_to_the_last_call() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}),
