@@ -39,6 +39,8 @@ pub enum Server {
     Fireworks,
     /// Gemini's OpenAI-compatible endpoint. <https://ai.google.dev/gemini-api/docs/openai>
     Gemini,
+    /// Mistral. <https://docs.mistral.ai/api>
+    Mistral,
 }
 
 /// Deviations of a server type in the format of requests.
@@ -106,6 +108,7 @@ impl Server {
         Self::Together,
         Self::Fireworks,
         Self::Gemini,
+        Self::Mistral,
     ];
 
     /// Returns the name in settings, e.g. `vllm`.
@@ -123,6 +126,7 @@ impl Server {
             Self::Together => "together",
             Self::Fireworks => "fireworks",
             Self::Gemini => "gemini",
+            Self::Mistral => "mistral",
         }
     }
 
@@ -142,6 +146,7 @@ impl Server {
             "api.together.xyz" | "api.together.ai" => Self::Together,
             "api.fireworks.ai" => Self::Fireworks,
             "generativelanguage.googleapis.com" => Self::Gemini,
+            "api.mistral.ai" => Self::Mistral,
             name if name.ends_with(".openai.azure.com")
                 || name.ends_with(".cognitiveservices.azure.com")
                 || name.ends_with(".services.ai.azure.com") =>
@@ -238,6 +243,10 @@ impl Server {
                 strict_tools: false,
                 ..strict
             },
+            Self::Mistral => ServerQuirks {
+                strict_tools: true,
+                ..plain
+            },
         }
     }
 }
@@ -287,6 +296,7 @@ mod tests {
                 "https://generativelanguage.googleapis.com/v1beta/openai/",
                 Server::Gemini,
             ),
+            ("https://api.mistral.ai/v1", Server::Mistral),
             (
                 "https://me.openai.azure.com/openai/deployments/d?api-version=1",
                 Server::Azure,

@@ -249,12 +249,12 @@ fn server_specific_messages(signature: Option<&str>) -> Vec<Message> {
 #[test]
 fn requests_match_the_server_type() {
     use Server::{
-        Azure, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Ollama, OpenAi, OpenRouter, Together,
-        Unknown, Vllm,
+        Azure, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Mistral, Ollama, OpenAi, OpenRouter,
+        Together, Unknown, Vllm,
     };
     let sent = [
         Unknown, OpenAi, Azure, OpenRouter, LiteLlm, DeepSeek, Vllm, Ollama, Groq, Together,
-        Fireworks, Gemini,
+        Fireworks, Gemini, Mistral,
     ]
     .map(|server| {
         let sent = |signature: Option<&str>| {
