@@ -10,6 +10,7 @@ use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::wire::{ChatCompletion, ChatContent, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
@@ -241,7 +242,7 @@ impl ChatAssembler {
         let arguments = function.arguments();
         let name = function.name.unwrap_or_default();
 
-        let position = self.call_position(delta.index, &id, &name);
+        let position = self.call_position(delta.index, &id, &name, &arguments);
         if position == self.calls.len() {
             self.calls.push(PendingCall {
                 index: delta.index,
@@ -268,7 +269,7 @@ impl ChatAssembler {
     }
 
     /// Returns the position of the call that a delta belongs to; the number of calls for a new one.
-    fn call_position(&self, index: Option<i64>, id: &str, name: &str) -> usize {
+    fn call_position(&self, index: Option<i64>, id: &str, name: &str, arguments: &str) -> usize {
         let end = self.calls.len();
         let position = match index {
             Some(_) => self.calls.iter().rposition(|call| call.index == index),
@@ -276,9 +277,17 @@ impl ChatAssembler {
             None if !name.is_empty() => None,
             None => end.checked_sub(1),
         };
-        // Some servers send every parallel call with index 0, each complete and with its own id.
+        // Some servers send every parallel call with index 0, each complete and with its own id or without one.
+        // Others repeat the name in every delta of a call.
         let is_other = |call: &PendingCall| {
-            !id.is_empty() && !name.is_empty() && !call.id.is_empty() && call.id != id
+            if name.is_empty() || call.name.is_empty() {
+                return false;
+            }
+            if !id.is_empty() {
+                return !call.id.is_empty() && call.id != id;
+            }
+            !call.arguments.is_empty() && call.name != name
+                || arguments.starts_with('{') && is_json(&call.arguments)
         };
         position
             .filter(|&position| !self.calls.get(position).is_some_and(is_other))
@@ -321,6 +330,10 @@ impl From<PendingCall> for ToolCall {
         call.signature = pending.signature.filter(|signature| !signature.is_empty());
         call
     }
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 fn stop_reason(reason: Option<&str>, has_calls: bool) -> Result<StopReason, LlmError> {

@@ -223,6 +223,26 @@ fn complete_calls_with_the_same_index_are_separate() {
 }
 
 #[test]
+fn complete_calls_with_the_same_index_and_no_id_are_separate() {
+    let piece = |name: &str, arguments: &str| json!({"tool_calls": [{"index": 0, "id": "", "function": {"name": name, "arguments": arguments}}]});
+    let (_, blocks) = streamed(vec![
+        piece("f", "{\"x\":1}"),
+        piece("f", "{"),
+        piece("f", "}"),
+        piece("f", ""),
+        piece("g", "{}"),
+    ]);
+    let calls = blocks.iter().map(|block| match block {
+        AssistantBlock::ToolCall(call) => (call.name.as_str(), call.arguments.as_str()),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(
+        calls.collect::<Vec<_>>(),
+        [("f", "{\"x\":1}"), ("f", "{}"), ("g", "{}")]
+    );
+}
+
+#[test]
 fn repeated_ids_and_names_are_read_once() {
     let piece = |arguments: &str| json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]});
     let (_, blocks) = streamed(vec![piece("{"), piece("}")]);
