@@ -13,7 +13,9 @@ use reqwest::header::HeaderMap;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::wire::{ChatCompletion, ChatContent, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
+use super::wire::{
+    ChatCompletion, ChatContent, ChatMessage, ChatThinking, ChatToolCall, ChatUsage,
+};
 use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
 use crate::sse::Event;
 

@@ -73,8 +73,10 @@ fn reasoning_is_read_once_from_either_field() {
 
 #[test]
 fn content_in_parts_is_split_into_reasoning_and_text() {
-    let thinking = |text: &str| json!({"type": "thinking", "thinking": [{"type": "text", "text": text}]});
-    let summary = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm. Yes."}]});
+    let thinking =
+        |text: &str| json!({"type": "thinking", "thinking": [{"type": "text", "text": text}]});
+    let summary =
+        json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm. Yes."}]});
     let text = json!({"type": "text", "text": "Hello"});
     let reference = json!({"type": "reference", "reference_ids": [1]});
     for pieces in [
