@@ -1,13 +1,12 @@
 //! The connection to one server: its start, its tools, its calls, and its recovery.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::Duration;
 
 use cantle_core::escape::shorten;
 use cantle_core::ids::RunId;
-use cantle_core::policy::{Access, Policy};
-use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
 use futures_util::FutureExt as _;
 use rmcp::RoleClient;
@@ -26,9 +25,10 @@ use crate::handler::Handler;
 use crate::http;
 use crate::limits::MAX_ERROR_CHARS;
 use crate::listing;
-use crate::package::{self, InstalledPackage, PackageInstaller};
+use crate::package::{self, InstalledPackage};
 use crate::result;
 use crate::stdio::{Child, hidden};
+use crate::surroundings::Surroundings;
 
 /// Time to end a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,43 +45,6 @@ const NETWORK_WORDS: [&str; 6] = [
     "fetch",
     "connect",
 ];
-
-/// The program that starts servers, as far as it matters to them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
-    pub(crate) sandboxes: Option<Arc<dyn Backend>>,
-    pub(crate) host: Option<Arc<dyn Backend>>,
-    /// Installs the packages of servers in sandboxes.
-    pub(crate) packages: Option<Arc<dyn PackageInstaller>>,
-    pub(crate) workspace: Option<Workspace>,
-    /// Whether the model is shown images.
-    pub(crate) images: bool,
-    /// Whether no tool is called.
-    pub(crate) offline: bool,
-}
-
-/// The directory of the host that servers may see, and what is protected in it.
-#[derive(Clone, Debug)]
-pub(crate) struct Workspace {
-    pub(crate) directory: PathBuf,
-    pub(crate) read_only: Vec<PathBuf>,
-    pub(crate) hidden: Vec<PathBuf>,
-}
-
-impl Workspace {
-    fn add_to(&self, policy: &mut Policy, access: Access) {
-        let read = policy.read_roots.get_or_insert_default();
-        match access {
-            Access::ReadWrite => {
-                read.paths.extend_from_slice(&self.read_only);
-                let written = policy.write_roots.get_or_insert_default();
-                written.push(self.directory.clone());
-            }
-            _ => read.paths.push(self.directory.clone()),
-        }
-        policy.hidden_paths.extend_from_slice(&self.hidden);
-    }
-}
 
 /// A server, as one session uses it.
 pub(crate) struct Server {

@@ -27,6 +27,7 @@ mod result;
 mod schema;
 mod server;
 mod stdio;
+mod surroundings;
 mod tools;
 
 pub use self::config::{InvalidMcpConfig, McpServer};

@@ -13,10 +13,11 @@ use futures_util::future::join_all;
 use serde_json::Value;
 
 use crate::config::McpServer;
-use crate::connection::{Server, Surroundings, Workspace};
+use crate::connection::Server;
 use crate::deferred::{deferred, spec_bytes};
 use crate::names::check_server_name;
 use crate::package::PackageInstaller;
+use crate::surroundings::{Surroundings, Workspace};
 use crate::tools::dyn_tools;
 
 /// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.

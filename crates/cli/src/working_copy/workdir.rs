@@ -102,7 +102,7 @@ impl Workdir {
         let (copy, token) = (self.copy.clone(), cancellation.clone());
         let taken = tokio::task::spawn_blocking(move || {
             copy.take(&options, &token).inspect_err(|_| {
-                // Here, so that a second interrupt, at which nobody waits any more, leaves nothing either. What remains is
+                // Here, so that a second interrupt, after which the copy is not awaited, leaves nothing either. What remains is
                 // removed by `cantle gc`.
                 let _ = copy.remove();
             })
