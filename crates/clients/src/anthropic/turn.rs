@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::wire::{
     BlockDelta, ContentBlock, MessageResponse, MessageStreamEvent, MessageUsage, ToolUseInput,
 };
-use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
+use crate::http::{ErrorContext, TurnAssembler, filled_window, incomplete_response};
 use crate::sse::Event;
 
 /// An incomplete turn.
@@ -139,7 +139,7 @@ impl TurnAssembler for AnthropicAssembler {
         let usage = self.usage.map(MessageUsage::to_token_usage);
         let blocks = self.blocks.into_iter();
         let blocks = blocks.filter_map(|block| block.content.into_block());
-        let mut end = TurnEnd::new(parse_stop_reason(&stop_reason), usage);
+        let mut end = TurnEnd::new(parse_stop_reason(&stop_reason)?, usage);
         end.served_by = self.model;
         Ok((blocks.collect(), end))
     }
@@ -269,14 +269,16 @@ impl PendingContent {
     }
 }
 
-fn parse_stop_reason(reason: &str) -> StopReason {
-    match reason {
+fn parse_stop_reason(reason: &str) -> Result<StopReason, LlmError> {
+    Ok(match reason {
         "end_turn" | "stop_sequence" => StopReason::EndTurn,
         "tool_use" => StopReason::ToolCalls,
-        "max_tokens" | "model_context_window_exceeded" => StopReason::Length,
+        "max_tokens" => StopReason::Length,
+        // Neither a higher output limit nor a continuation helps; only a shorter conversation does.
+        "model_context_window_exceeded" => return Err(filled_window()),
         "refusal" => StopReason::ContentFilter,
         other => StopReason::Other(other.to_owned()),
-    }
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::wire::{
     ChatCompletion, ChatContent, ChatMessage, ChatThinking, ChatToolCall, ChatUsage,
 };
-use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
+use crate::http::{ErrorContext, TurnAssembler, filled_window, incomplete_response};
 use crate::sse::Event;
 
 /// An incomplete turn.
@@ -344,6 +344,8 @@ fn stop_reason(reason: Option<&str>, has_calls: bool) -> Result<StopReason, LlmE
         None | Some("stop" | "eos") if !has_calls => StopReason::EndTurn,
         None | Some("stop" | "eos" | "tool_calls" | "function_call") => StopReason::ToolCalls,
         Some("length" | "max_tokens") => StopReason::Length,
+        // Mistral, and Z.AI.
+        Some("model_length" | "model_context_window_exceeded") => return Err(filled_window()),
         Some("content_filter") => StopReason::ContentFilter,
         // OpenRouter and vLLM, vLLM and SGLang, and DeepSeek, if they failed during the response.
         Some("error" | "abort" | "insufficient_system_resource") => {

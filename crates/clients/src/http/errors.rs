@@ -19,6 +19,16 @@ use crate::sse::Event;
 /// Maximum length of a quoted server message in characters.
 const MAX_QUOTE_CHARS: usize = 1000;
 
+const OVERFLOW_ADVICE: &str =
+    "Shorten the conversation, or use a model with a larger context window.";
+
+/// Returns the error for an answer that was cut off because it filled the context window.
+#[cfg(any(feature = "anthropic", feature = "chat"))]
+pub(crate) fn filled_window() -> LlmError {
+    let message = "the answer was cut off at the end of the model's context window";
+    LlmError::new(LlmErrorKind::ContextOverflow, message).with_advice(OVERFLOW_ADVICE)
+}
+
 /// Describes an endpoint for its error messages.
 #[derive(Debug)]
 pub struct ErrorContext {
@@ -174,9 +184,7 @@ impl ErrorContext {
     fn with_advice(&self, error: LlmError, status: Option<u16>, mentions_model: bool) -> LlmError {
         let (base_url, model) = (&self.base_url, &self.model);
         let advice = match error.kind() {
-            LlmErrorKind::ContextOverflow => {
-                "Shorten the conversation, or use a model with a larger context window.".to_owned()
-            }
+            LlmErrorKind::ContextOverflow => OVERFLOW_ADVICE.to_owned(),
             LlmErrorKind::Authentication if self.key.is_none() => {
                 format!("Set an API key for {base_url}: the request had none.")
             }

@@ -38,6 +38,8 @@ pub(crate) use self::dialect::bearer_token;
 pub(crate) use self::dialect::{TurnAssembler, WireProtocol, incomplete_response, unencodable};
 use self::endpoint::Endpoint;
 pub(crate) use self::errors::ErrorContext;
+#[cfg(any(feature = "anthropic", feature = "chat"))]
+pub(crate) use self::errors::filled_window;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) use self::media::check_image_type;
 #[cfg(any(feature = "chat", feature = "responses"))]

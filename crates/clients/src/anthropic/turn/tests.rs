@@ -115,7 +115,6 @@ fn stop_reasons_are_mapped() {
         ("stop_sequence", StopReason::EndTurn),
         ("tool_use", StopReason::ToolCalls),
         ("max_tokens", StopReason::Length),
-        ("model_context_window_exceeded", StopReason::Length),
         ("refusal", StopReason::ContentFilter),
         ("pause_turn", StopReason::Other("pause_turn".to_owned())),
     ] {
@@ -123,6 +122,14 @@ fn stop_reasons_are_mapped() {
         body["stop_reason"] = reason.into();
         assert_eq!(answered(&body).unwrap().stop, expected);
     }
+}
+
+#[test]
+fn an_answer_that_fills_the_context_window_is_an_overflow() {
+    let mut body = whole();
+    body["stop_reason"] = "model_context_window_exceeded".into();
+    let error = answered(&body).unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::ContextOverflow);
 }
 
 #[test]

@@ -334,16 +334,22 @@ fn stop_reasons() {
 
 #[test]
 fn an_error_as_stop_reason_fails() {
-    for reason in ["error", "abort", "insufficient_system_resource"] {
+    for (reason, kind) in [
+        ("error", LlmErrorKind::Server),
+        ("abort", LlmErrorKind::Server),
+        ("insufficient_system_resource", LlmErrorKind::Server),
+        ("model_length", LlmErrorKind::ContextOverflow),
+        (
+            "model_context_window_exceeded",
+            LlmErrorKind::ContextOverflow,
+        ),
+    ] {
         let turn = ChatAssembler {
             finish_reason: Some(reason.to_owned()),
             ..ChatAssembler::default()
         };
-        assert_eq!(
-            turn.finish(&HeaderMap::new()).unwrap_err().kind(),
-            LlmErrorKind::Server,
-            "{reason}"
-        );
+        let error = turn.finish(&HeaderMap::new()).unwrap_err();
+        assert_eq!(error.kind(), kind, "{reason}");
     }
 }
 
