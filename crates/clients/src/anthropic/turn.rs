@@ -155,7 +155,7 @@ impl AnthropicAssembler {
                 signature,
             } => PendingContent::Thinking {
                 content: thinking,
-                signature,
+                signature: signature.unwrap_or_default(),
             },
             ContentBlock::RedactedThinking { data } => PendingContent::Redacted(data),
             ContentBlock::ToolUse { id, name } => PendingContent::Call {

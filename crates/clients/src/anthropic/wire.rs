@@ -84,8 +84,7 @@ pub(super) enum ContentBlock {
     },
     Thinking {
         thinking: String,
-        #[serde(default)]
-        signature: String,
+        signature: Option<String>,
     },
     RedactedThinking {
         data: String,

@@ -153,6 +153,20 @@ fn unknown_blocks_are_kept() {
 }
 
 #[test]
+fn thinking_without_a_signature_is_plain_reasoning() {
+    for block in [
+        json!({"type": "thinking", "thinking": "Hm."}),
+        json!({"type": "thinking", "thinking": "Hm.", "signature": null}),
+    ] {
+        let mut body = whole();
+        body["content"] = json!([block]);
+        let content = "Hm.".to_owned();
+        let blocks = answered(&body).unwrap().message.blocks;
+        assert_eq!(blocks, [AssistantBlock::Reasoning { content }]);
+    }
+}
+
+#[test]
 fn calls_with_the_same_id_get_distinct_ids() {
     let call = json!({"type": "tool_use", "id": "same", "name": "f", "input": {}});
     let mut body = whole();
