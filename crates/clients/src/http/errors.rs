@@ -4,6 +4,8 @@
 //! may be a string, be in a list or lack its wrapper; and a proxy may answer with a web page. The API
 //! key is removed from all text that a server sends.
 
+use std::time::Duration;
+
 use cantle_core::escape::shorten;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
@@ -13,7 +15,7 @@ use serde_json::Value;
 
 use super::overflow::is_overflow;
 use super::proxy::ProxyRoute;
-use super::retry_after::retry_after;
+use super::retry_after::{delay_in_message, parse_delay, retry_after};
 use crate::sse::Event;
 
 /// Maximum length of a quoted server message in characters.
@@ -51,6 +53,8 @@ struct ErrorReport {
     names: Vec<String>,
     /// The code, if it is an HTTP status.
     status: Option<u16>,
+    /// The delay in Gemini's details: <https://cloud.google.com/apis/design/errors>
+    delay: Option<Duration>,
 }
 
 impl ErrorReport {
@@ -88,9 +92,8 @@ impl ErrorContext {
             });
             self.report_error(Some(status), &report)
         };
-        error
-            .with_status(status)
-            .with_retry_after(retry_after(headers))
+        let delay = retry_after(headers).or(error.retry_after());
+        error.with_status(status).with_retry_after(delay)
     }
 
     /// Returns the error that `body` reports despite a successful status, if it does.
@@ -167,7 +170,8 @@ impl ErrorContext {
             reason => format!("{}: {reason}", summary(kind)),
         };
         let mentions_model = report.message.to_ascii_lowercase().contains("model");
-        let error = LlmError::new(kind, self.redact(&message));
+        let delay = report.delay.or_else(|| delay_in_message(&report.message));
+        let error = LlmError::new(kind, self.redact(&message)).with_retry_after(delay);
         self.with_advice(error, status, mentions_model)
     }
 
@@ -293,9 +297,15 @@ fn read_report(error: &Value) -> ErrorReport {
         .into_iter()
         .flatten()
         .filter_map(|name| name.as_str().map(str::to_ascii_lowercase));
+    let details = error.get("details").and_then(Value::as_array);
+    let delay = details
+        .into_iter()
+        .flatten()
+        .find_map(|detail| parse_delay(detail.get("retryDelay")?.as_str()?));
     ErrorReport {
         message,
         names: names.collect(),
+        delay,
         status: number
             .and_then(|number| u16::try_from(number).ok())
             .filter(|status| (400..600).contains(status)),

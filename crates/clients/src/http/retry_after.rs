@@ -1,4 +1,4 @@
-//! Parsing of `Retry-After` headers.
+//! Parsing of `Retry-After` headers, and of the delays in error messages.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,8 +9,9 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let milliseconds = value("retry-after-ms").and_then(|text| text.parse::<f64>().ok());
-    if let Some(milliseconds) = milliseconds {
-        return Duration::try_from_secs_f64(milliseconds / 1000.0).ok();
+    let precise = milliseconds.and_then(|it| Duration::try_from_secs_f64(it / 1000.0).ok());
+    if precise.is_some() {
+        return precise;
     }
     let delay = value(RETRY_AFTER.as_str()).or_else(|| value("llm_provider-retry-after"))?;
     if let Ok(seconds) = delay.parse::<f64>() {
@@ -24,13 +25,44 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     )
 }
 
+/// Returns the delay that a message asks for: "Please try again in 1m2.5s" (OpenAI, Groq), "Please retry in 19.4s"
+/// (Gemini).
+pub(super) fn delay_in_message(message: &str) -> Option<Duration> {
+    let mut phrases = ["try again in ", "retry in "].into_iter();
+    let (_, delay) = phrases.find_map(|phrase| message.split_once(phrase))?;
+    parse_delay(delay)
+}
+
+/// Returns the delay at the start of `text`, such as `1m2.5s` or `350ms`.
+pub(super) fn parse_delay(mut text: &str) -> Option<Duration> {
+    let mut total: Option<f64> = None;
+    while let Some(end) = text.find(|c: char| c.is_ascii_alphabetic()) {
+        let (number, rest) = text.split_at(end);
+        let Ok(number) = number.parse::<f64>() else {
+            break;
+        };
+        let end = rest.find(|c: char| !c.is_ascii_alphabetic());
+        let (unit, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        let seconds = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 0.001,
+            _ => break,
+        };
+        total = Some(total.unwrap_or(0.0) + number * seconds);
+        text = rest;
+    }
+    Duration::try_from_secs_f64(total?).ok()
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::{Duration, SystemTime};
 
     use reqwest::header::{HeaderMap, HeaderName};
 
-    use super::retry_after;
+    use super::{delay_in_message, retry_after};
 
     /// Builds a header map; used by the tests of several modules.
     pub(in crate::http) fn header_map(headers: &[(&'static str, &str)]) -> HeaderMap {
@@ -81,5 +113,29 @@ pub(super) mod tests {
             assert_eq!(read(&[("retry-after", invalid)]), None, "{invalid}");
         }
         assert_eq!(read(&[]), None);
+        assert_eq!(
+            read(&[("retry-after-ms", "-1"), ("retry-after", "2")]),
+            Some(Duration::from_secs(2))
+        );
+    }
+
+    #[test]
+    fn delays_in_messages_are_parsed() {
+        for (message, milliseconds) in [
+            (
+                "Rate limit reached. Please try again in 1.9s. Visit",
+                Some(1900),
+            ),
+            ("Please try again in 350ms.", Some(350)),
+            ("Please try again in 1h2m3.5s", Some(3_723_500)),
+            ("Please retry in 19.25s.", Some(19_250)),
+            ("Please try again in a moment.", None),
+            ("Please try again in -3s.", None),
+            ("Please try again in 3 fortnights.", None),
+            ("Please try again later.", None),
+        ] {
+            let expected = milliseconds.map(Duration::from_millis);
+            assert_eq!(delay_in_message(message), expected, "{message}");
+        }
     }
 }

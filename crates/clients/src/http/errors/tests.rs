@@ -100,6 +100,22 @@ fn the_message_is_found_in_every_format() {
 }
 
 #[test]
+fn delays_are_read_from_headers_and_bodies() {
+    let gemini = json!([{"error": {"code": 429, "message": "Quota exceeded.", "details": [
+        {"@type": "type.googleapis.com/google.rpc.Help"},
+        {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "19s"},
+    ]}}]);
+    let openai = json!({"error": {"message": "Please try again in 1.9s.", "code": "rate_limit_exceeded"}});
+    let delay = |headers: &[(&'static str, &str)], body: &serde_json::Value| {
+        let error = status_error(429, headers, body.to_string().as_bytes());
+        error.retry_after().unwrap().as_millis()
+    };
+    assert_eq!(delay(&[], &gemini), 19_000);
+    assert_eq!(delay(&[], &openai), 1900);
+    assert_eq!(delay(&[("retry-after", "3")], &openai), 3000);
+}
+
+#[test]
 fn messages_and_advice() {
     let html = b"<html>\n<head><title>502 Bad Gateway</title></head><body>nginx</body></html>";
     let model = json!({"error": {"message": "The model `qwen3` does not exist.", "type": "NotFoundError", "code": 404}});
