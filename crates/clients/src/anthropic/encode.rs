@@ -15,7 +15,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::{
-    call_arguments, check_image_type, content_parts, encode_list, unencodable, unsupported_block,
+    call_arguments, call_name, check_image_type, content_parts, encode_list, unencodable,
+    unsupported_block,
 };
 
 /// The encoding of messages and tools does not depend on client options.
@@ -149,7 +150,7 @@ enum RequestBlock<'a> {
     },
     ToolUse {
         id: Cow<'a, str>,
-        name: &'a str,
+        name: Cow<'a, str>,
         input: Cow<'a, RawValue>,
     },
     ToolResult {
@@ -227,7 +228,7 @@ fn assistant_blocks(message: &AssistantMessage) -> Result<Vec<RequestBlock<'_>>,
             AssistantBlock::RedactedReasoning { data } => RequestBlock::RedactedThinking { data },
             AssistantBlock::ToolCall(call) => RequestBlock::ToolUse {
                 id: call_id(&call.id),
-                name: &call.name,
+                name: call_name(&call.name),
                 input: tool_input(&call.arguments)?,
             },
             AssistantBlock::Opaque { data } => {

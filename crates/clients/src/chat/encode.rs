@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::content::{ChatContentPart, add_text, media_part, parts};
 use super::server::{Server, ServerQuirks, SignatureField};
-use crate::http::{call_arguments, supports_strict_mode, unencodable, unsupported_block};
+use crate::http::{call_arguments, call_name, supports_strict_mode, unencodable, unsupported_block};
 
 const MESSAGES_START: &[u8] = b",\"messages\":[";
 const MESSAGES_END: &[u8] = b"]}";
@@ -114,11 +114,14 @@ impl ChatEncoder {
             }
             Message::User(message) => RequestMessage::new("user", parts(&message.content, quirks)?),
             Message::Assistant(message) => self.assistant_message(message)?,
-            Message::Tool(message) => RequestMessage {
-                tool_call_id: Some(&message.tool_call_id),
-                name: message.name.as_deref().filter(|_| quirks.result_names),
-                ..RequestMessage::new("tool", parts(&message.content, quirks)?)
-            },
+            Message::Tool(message) => {
+                let name = message.name.as_deref().filter(|_| quirks.result_names);
+                RequestMessage {
+                    tool_call_id: Some(&message.tool_call_id),
+                    name: name.map(call_name),
+                    ..RequestMessage::new("tool", parts(&message.content, quirks)?)
+                }
+            }
         };
         let bytes = serde_json::to_vec(&encoded).map_err(unencodable)?;
         // The encoded form lives as long as its message, so it keeps no spare capacity.
@@ -238,7 +241,7 @@ struct RequestMessage<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_call_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
+    name: Option<Cow<'a, str>>,
     // The last field of input messages, as `UNMARKED_END` assumes.
     content: RequestContent<'a>,
     #[serde(flatten)]
@@ -315,7 +318,7 @@ struct RequestToolCall<'a> {
 
 #[derive(Serialize)]
 struct RequestFunction<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     arguments: Cow<'a, str>,
 }
 
@@ -333,7 +336,7 @@ impl<'a> RequestToolCall<'a> {
             id: &call.id,
             r#type: "function",
             function: RequestFunction {
-                name: &call.name,
+                name: call_name(&call.name),
                 arguments: call_arguments(&call.arguments),
             },
             provider_specific_fields: litellm,

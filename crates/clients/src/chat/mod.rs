@@ -43,6 +43,7 @@
 //!   unless it is [enabled](ChatClientBuilder::strict_tools).
 //! - The arguments of a tool call are sent back verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON
 //!   object, because many servers parse them.
+//! - The name of a tool call is sent back with `_` for characters that some servers refuse.
 //! - A tool call without an id is sent back with a generated one, because here the id only links a call
 //!   to its result.
 //! - A block that the server does not support fails the request with

@@ -51,7 +51,7 @@ pub(crate) use self::media::unsupported_media;
 pub(crate) use self::output_limit::OutputLimit;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) use self::parts::encode_list;
-pub(crate) use self::parts::{call_arguments, content_parts};
+pub(crate) use self::parts::{call_arguments, call_name, content_parts};
 pub(crate) use self::settings::ClientSettings;
 #[cfg(any(feature = "anthropic", feature = "chat"))]
 pub(crate) use self::settings::invalid;

@@ -14,6 +14,9 @@ use serde_json::json;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use super::dialect::unencodable;
 
+/// Maximum length of a tool name for OpenAI, Gemini and Bedrock.
+const MAX_NAME_CHARS: usize = 64;
+
 /// Converts the parts of a content in order. Empty texts are left out, because some servers refuse
 /// them.
 ///
@@ -51,6 +54,20 @@ pub(crate) fn call_arguments(arguments: &str) -> Cow<'_, str> {
         return Cow::Borrowed(trimmed);
     }
     Cow::Owned(json!({ "INVALID_JSON": arguments }).to_string())
+}
+
+/// Returns the name of a call in a form that every provider accepts. A model may call what is no tool, and a
+/// conversation with such a name would be refused from then on.
+pub(crate) fn call_name(name: &str) -> Cow<'_, str> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() {
+        return Cow::Borrowed("_");
+    }
+    if name.chars().all(is_allowed) {
+        return Cow::Borrowed(name);
+    }
+    let name = name.chars().take(MAX_NAME_CHARS);
+    name.map(|c| if is_allowed(c) { c } else { '_' }).collect()
 }
 
 /// Encodes values as JSON, separated by commas and without enclosing brackets.

@@ -19,8 +19,8 @@ use serde_json::value::RawValue;
 
 use super::wire::{REASONING_TEXT, SUMMARY_TEXT};
 use crate::http::{
-    call_arguments, check_image_type, content_parts, data_url, encode_list, supports_strict_mode,
-    unencodable, unsupported_block,
+    call_arguments, call_name, check_image_type, content_parts, data_url, encode_list,
+    supports_strict_mode, unencodable, unsupported_block,
 };
 
 const DIALECT: &str = "OpenAI Responses";
@@ -146,7 +146,7 @@ enum InputItem<'a> {
     },
     FunctionCall {
         call_id: &'a str,
-        name: &'a str,
+        name: Cow<'a, str>,
         arguments: Cow<'a, str>,
     },
     FunctionCallOutput {
@@ -259,7 +259,7 @@ fn assistant_items(
             } => reasoning(id, summary, content.as_deref(), Some(encrypted_content)),
             AssistantBlock::ToolCall(call) if call.signature.is_none() => InputItem::FunctionCall {
                 call_id: &call.id,
-                name: &call.name,
+                name: call_name(&call.name),
                 arguments: call_arguments(&call.arguments),
             },
             AssistantBlock::Opaque { data } => {

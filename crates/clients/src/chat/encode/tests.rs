@@ -170,6 +170,26 @@ fn invalid_arguments_are_wrapped() {
 }
 
 #[test]
+fn names_that_providers_refuse_are_replaced() {
+    let long = "é".repeat(70);
+    for (name, expected) in [
+        ("look-2_B", "look-2_B"),
+        ("", "_"),
+        ("functions.look<|channel|>", "functions_look__channel__"),
+        (&*long, &*"_".repeat(64)),
+    ] {
+        let call = ToolCall::new(Some("a".to_owned()), name, "{}");
+        let result = ToolMessage::new(&call, "no such tool");
+        let messages = json_of(vec![
+            assistant(vec![AssistantBlock::ToolCall(call)]),
+            result.into(),
+        ]);
+        let sent = &messages[0]["tool_calls"][0]["function"]["name"];
+        assert_eq!((sent, &messages[1]["name"]), (&json!(expected), sent));
+    }
+}
+
+#[test]
 fn metadata_and_times_are_not_sent() {
     let mut message = AssistantMessage::new(vec![AssistantBlock::text("Hi")]);
     message.metadata.insert("secret".to_owned(), json!("mine"));
