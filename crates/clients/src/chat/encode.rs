@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 
 use super::content::{ChatContentPart, add_text, media_part, parts};
 use super::server::{Server, ServerQuirks, SignatureField};
-use crate::http::{call_arguments, call_name, supports_strict_mode, unencodable, unsupported_block};
+use crate::http::{
+    call_arguments, call_name, supports_strict_mode, unencodable, unsupported_block,
+};
 
 const MESSAGES_START: &[u8] = b",\"messages\":[";
 const MESSAGES_END: &[u8] = b"]}";

@@ -105,7 +105,8 @@ fn delays_are_read_from_headers_and_bodies() {
         {"@type": "type.googleapis.com/google.rpc.Help"},
         {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "19s"},
     ]}}]);
-    let openai = json!({"error": {"message": "Please try again in 1.9s.", "code": "rate_limit_exceeded"}});
+    let openai =
+        json!({"error": {"message": "Please try again in 1.9s.", "code": "rate_limit_exceeded"}});
     let delay = |headers: &[(&'static str, &str)], body: &serde_json::Value| {
         let error = status_error(429, headers, body.to_string().as_bytes());
         error.retry_after().unwrap().as_millis()
