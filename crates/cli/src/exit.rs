@@ -105,3 +105,10 @@ impl<T, E: Into<anyhow::Error>> FailureExt<T> for Result<T, E> {
         self.map_err(|error| Failure::new(Code::Internal, error))
     }
 }
+/// Returns the failure of a command that was cancelled during its preparation.
+pub(crate) fn cancelled_early() -> Failure {
+    Failure::new(
+        Code::Cancelled,
+        anyhow::anyhow!("cancelled before the run began"),
+    )
+}

@@ -21,7 +21,7 @@ use crate::agent::FINISH;
 use crate::ask::TerminalUser;
 use crate::delivery::OpenStore;
 use crate::display::{Display, REDRAW_INTERVAL, Summary};
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, cancelled_early};
 use crate::in_place::InPlace;
 use crate::kept_sandbox;
 use crate::output_dir::OutputDir;
@@ -99,14 +99,6 @@ impl Progress for ProgressLines {
         // The receiver is gone if opening was cancelled.
         let _ = self.0.send(text.to_owned());
     }
-}
-
-/// Returns the failure of a command that was cancelled during its preparation.
-pub(crate) fn cancelled_early() -> Failure {
-    Failure::new(
-        Code::Cancelled,
-        anyhow::anyhow!("cancelled before the run began"),
-    )
 }
 
 /// A run that has ended, before its result is displayed.

@@ -10,7 +10,7 @@ use super::print;
 use crate::args::RunArgs;
 use crate::delivery::StoreTarget;
 use crate::display::Display;
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, cancelled_early};
 use crate::kept_sandbox;
 use crate::saved_settings::SavedSettings;
 use crate::settings::KeepSettings;
@@ -52,7 +52,7 @@ pub(crate) async fn perform(
             .internal()
     };
     let delivered = cancellation.run_until_cancelled(delivered).await;
-    let addresses = delivered.ok_or_else(task::cancelled_early)??;
+    let addresses = delivered.ok_or_else(cancelled_early)??;
     let mut display = Display::new(args.display);
     // A process that was killed has not done the rest either.
     if let Some(in_place) = &saved.in_place {

@@ -28,7 +28,7 @@ use crate::config::{ModelSource, RunConfig};
 use crate::delivery::{self, RunStores, StoreTarget};
 use crate::display::Display;
 use crate::earlier_run::EarlierRun;
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, cancelled_early};
 use crate::extra_tools::ExtraTools;
 use crate::images;
 use crate::in_place::InPlace;
@@ -503,7 +503,7 @@ impl PreparedRun {
         cancellation: &CancellationToken,
     ) -> Result<OpenRun, Failure> {
         let opened = cancellation.run_until_cancelled(self.open_store()).await;
-        let fetched = opened.ok_or_else(task::cancelled_early)?.usage()?;
+        let fetched = opened.ok_or_else(cancelled_early)?.usage()?;
         if let Some(workdir) = &mut self.task.workdir {
             self.remarks.extend(workdir.take(cancellation).await?);
         }

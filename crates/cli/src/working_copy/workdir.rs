@@ -12,9 +12,8 @@ use super::{Lock, WorkingCopy};
 use crate::args::WorkdirArgs;
 use crate::ask::TerminalUser;
 use crate::display::Paint;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Failure, FailureExt as _, cancelled_early};
 use crate::state_dir::StateDir;
-use crate::task::cancelled_early;
 
 /// The directory that a run works on.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::agent::{self, FINISH};
 use crate::args::DemoArgs;
 use crate::config;
 use crate::display::Display;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Failure, FailureExt as _, cancelled_early};
 use crate::output_dir::OutputDir;
 use crate::result_file;
 use crate::settings::Settings;
@@ -72,7 +72,7 @@ impl PreparedDemo {
         let session = task::open_session(open, &mut display, &cancellation).await?;
         let copied = tokio::select! {
             copied = self.survey.copy(&session) => copied,
-            () = cancellation.cancelled() => Err(task::cancelled_early()),
+            () = cancellation.cancelled() => Err(cancelled_early()),
         };
         match copied {
             Ok(summary) => display.note(&summary).await,

@@ -17,8 +17,7 @@ use self::report::Report;
 use super::print;
 use crate::args::DoctorArgs;
 use crate::display::Paint;
-use crate::exit::{Code, Failure, FailureExt as _};
-use crate::task;
+use crate::exit::{Code, Failure, FailureExt as _, cancelled_early};
 
 /// Maximum duration of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +29,7 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let report = tokio::select! {
         report = examine() => report,
-        () = cancellation.cancelled() => return Err(task::cancelled_early()),
+        () = cancellation.cancelled() => return Err(cancelled_early()),
     };
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(&report).internal()?)
