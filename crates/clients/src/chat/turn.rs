@@ -43,6 +43,8 @@ struct PendingCall {
     id: String,
     name: String,
     arguments: String,
+    /// Whether its first arguments were a whole JSON value.
+    is_complete: bool,
     signature: Option<String>,
 }
 
@@ -260,6 +262,9 @@ impl ChatAssembler {
                 call.name.clone_from(&name);
                 new_name = Some(name);
             }
+            if call.arguments.is_empty() {
+                call.is_complete = is_json(&arguments);
+            }
             call.arguments.push_str(&arguments);
             call.signature = signature.or_else(|| call.signature.take());
         }
@@ -289,7 +294,7 @@ impl ChatAssembler {
                 return !call.id.is_empty() && call.id != id;
             }
             !call.arguments.is_empty() && call.name != name
-                || arguments.starts_with('{') && is_json(&call.arguments)
+                || arguments.starts_with('{') && call.is_complete
         };
         position
             .filter(|&position| !self.calls.get(position).is_some_and(is_other))
