@@ -3,9 +3,9 @@
 //! A rule allows, denies or asks about a call, by its tool and arguments. A decision is bound to the
 //! arguments it was made for: to their digest, which the request carries and the answer must repeat.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::ids::RunId;
 use cantle_core::tool::{Decision, ToolSpec};
@@ -312,10 +312,6 @@ pub enum DecisionError {
 }
 
 impl ApprovalRequests {
-    fn requests(&self) -> MutexGuard<'_, HashMap<(RunId, String), ApprovalRequest>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a request, which [`decide`](Self::decide) answers.
     pub(crate) fn ask(
         &self,
@@ -325,7 +321,7 @@ impl ApprovalRequests {
     ) -> oneshot::Receiver<Decision> {
         let (answer, decision) = oneshot::channel();
         let request = ApprovalRequest { digest, answer };
-        self.requests().insert((run, call_id.to_owned()), request);
+        self.0.lock().insert((run, call_id.to_owned()), request);
         decision
     }
 
@@ -337,7 +333,7 @@ impl ApprovalRequests {
         digest: &str,
         decision: Decision,
     ) -> Result<(), DecisionError> {
-        let mut requests = self.requests();
+        let mut requests = self.0.lock();
         let key = (run, call_id.to_owned());
         let request = requests.get(&key).ok_or(DecisionError::NotAsked)?;
         if request.digest != digest {

@@ -3,7 +3,8 @@
 //! The state machine counts turns. Everything else is counted here, since the spending of sub-agents
 //! counts against the budgets of all runs above them: each account adds to its parent.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::ledger::{Ledger, ModelCall};
@@ -106,10 +107,6 @@ impl Account {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, AccountState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// This account and those above it.
     fn with_parents(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |account| account.parent.as_deref())
@@ -132,7 +129,7 @@ impl Account {
                 });
             }
         }
-        self.state().earlier = time;
+        self.state.lock().earlier = time;
     }
 
     /// Adds the spending of a sub-agent that ran in an earlier process and does not go on.
@@ -146,7 +143,7 @@ impl Account {
         if call.has_unknown_cost() {
             let limited = |account: &&Self| account.budget.cost_usd.is_some();
             for account in self.with_parents().filter(limited) {
-                account.state().without_cost = Some(call.model.clone());
+                account.state.lock().without_cost = Some(call.model.clone());
             }
         }
     }
@@ -154,7 +151,7 @@ impl Account {
     /// Returns the model of a call without a known cost, if money is limited here or above.
     pub(crate) fn model_without_cost(&self) -> Option<String> {
         self.with_parents()
-            .find_map(|account| account.state().without_cost.clone())
+            .find_map(|account| account.state.lock().without_cost.clone())
     }
 
     /// Adds a tool call that starts.
@@ -167,7 +164,7 @@ impl Account {
 
     fn add(&self, spending: Spending) {
         for account in self.with_parents() {
-            account.state().spending += spending;
+            account.state.lock().spending += spending;
         }
     }
 
@@ -194,7 +191,7 @@ impl Account {
 
     /// Time used, including that of earlier processes.
     fn time(&self) -> Duration {
-        let state = self.state();
+        let state = self.state.lock();
         state.earlier + state.since.elapsed()
     }
 
@@ -216,7 +213,7 @@ impl Account {
                     continue;
                 }
                 let key = (level, state.resource, state.is_exhausted());
-                let notified = &mut self.state().notified;
+                let notified = &mut self.state.lock().notified;
                 if !notified.contains(&key) {
                     notified.push(key);
                     notices.push(state);
@@ -234,7 +231,7 @@ impl Account {
             time,
             tool_calls,
         } = self.budget;
-        let spending = self.state().spending;
+        let spending = self.state.lock().spending;
         let state = |resource, spent, limit: Option<f64>| {
             Some(BudgetState {
                 resource,

@@ -4,9 +4,10 @@
 //! limit the oldest text of a delta is dropped, then the oldest delta, so that a slow reader uses bounded
 //! memory and never delays the run.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
@@ -66,13 +67,13 @@ impl Hub {
         if self.is_watched() {
             self.emit(kind());
         } else {
-            lock(&self.queue).next_number += 1;
+            self.queue.lock().next_number += 1;
         }
     }
 
     /// Emits an event.
     pub(crate) fn emit(&self, mut kind: EventKind) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let number = (!kind.is_delta()).then_some(queue.next_number);
         queue.next_number += u64::from(number.is_some());
         if let EventKind::TextDelta { text }
@@ -90,7 +91,7 @@ impl Hub {
 
     /// Forwards an event of a sub-agent's run.
     pub(crate) fn forward(&self, event: Event) {
-        self.push(&mut lock(&self.queue), event);
+        self.push(&mut self.queue.lock(), event);
     }
 
     fn push(&self, queue: &mut EventQueue, event: Event) {
@@ -103,7 +104,7 @@ impl Hub {
 
     /// Ends the stream after the waiting events.
     pub(crate) fn close(&self) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.closed = true;
         queue.wake();
     }
@@ -173,7 +174,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let mut queue = lock(&self.0);
+        let mut queue = self.0.lock();
         match queue.events.pop_front() {
             Some(event) => Poll::Ready(Some(event)),
             None if queue.closed => Poll::Ready(None),
@@ -183,11 +184,6 @@ impl Stream for Events {
             }
         }
     }
-}
-
-/// Locks a mutex. A poisoned one is consistent: no code that holds it panics.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

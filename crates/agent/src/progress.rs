@@ -1,7 +1,7 @@
 //! The visible progress of a sub-agent, from its events.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cantle_core::event::{Event, EventKind};
@@ -44,17 +44,13 @@ impl ProgressState {
 }
 
 impl Progress {
-    fn lock(&self) -> MutexGuard<'_, ProgressState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn snapshot(&self) -> ProgressState {
-        self.lock().clone()
+        self.0.lock().clone()
     }
 
     /// The model calls so far.
     pub(crate) fn ledger(&self) -> Ledger {
-        self.lock().ledger.clone()
+        self.0.lock().ledger.clone()
     }
 
     /// Adds an event of the sub-agent's run, or of one below it.
@@ -62,7 +58,7 @@ impl Progress {
         if event.kind.is_delta() {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let is_own = event.run == run;
         match &event.kind {
             EventKind::RunStarted { model, .. } => {

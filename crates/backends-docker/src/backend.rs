@@ -1,8 +1,9 @@
 //! The backend: configuration from which sandboxes are opened.
 
+use parking_lot::Mutex as SyncMutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
@@ -282,7 +283,7 @@ impl DockerBackend {
     /// Spawns a task that goes on if its caller is dropped.
     pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tasks = &self.shared.tasks;
-        let mut tasks = tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }

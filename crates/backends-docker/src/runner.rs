@@ -1,7 +1,7 @@
 //! How commands run and files are accessed: by the supervisor in the container, or by execs of the engine.
 
+use parking_lot::Mutex;
 use std::ffi::OsString;
-use std::sync::{Mutex, PoisonError};
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::SandboxError;
@@ -83,7 +83,7 @@ impl CommandRunner {
                 }
             }
             Self::Exec { watch, .. } => {
-                watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+                watch.lock().take();
             }
         }
     }

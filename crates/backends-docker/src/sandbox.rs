@@ -1,8 +1,8 @@
 //! The sandbox: its container, its command runner, and its end.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -103,12 +103,8 @@ impl DockerSandbox {
         self
     }
 
-    fn state(&self) -> MutexGuard<'_, SandboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn check_open(&self) -> Result<(), SandboxError> {
-        if self.state().closed {
+        if self.state.lock().closed {
             let message = "the sandbox is closed";
             return Err(SandboxError::new(SandboxErrorKind::Closed, message));
         }
@@ -128,7 +124,7 @@ impl DockerSandbox {
 
     /// Marks the sandbox as closed; returns whether it was open.
     fn begin_closing(&self) -> bool {
-        !std::mem::replace(&mut self.state().closed, true)
+        !std::mem::replace(&mut self.state.lock().closed, true)
     }
 }
 
@@ -250,12 +246,12 @@ impl Sandbox for DockerSandbox {
             SandboxError::new(SandboxErrorKind::Io, "failed to encode the handle")
                 .with_source(error)
         })?;
-        if !self.state().kept {
+        if !self.state.lock().kept {
             let kept = ContainerName::Kept { id };
             let renamed = self.container.rename(&self.container.id, &kept).await;
             renamed
                 .map_err(|error| request_failed("failed to mark the container as kept", &error))?;
-            self.state().kept = true;
+            self.state.lock().kept = true;
         }
         Ok(SandboxHandle::new(&*self.info.backend, token))
     }
@@ -279,7 +275,7 @@ impl Sandbox for DockerSandbox {
 impl Drop for DockerSandbox {
     fn drop(&mut self) {
         let is_durable = self.info.survival != Survival::Nothing;
-        if self.begin_closing() && is_durable && !self.state().kept {
+        if self.begin_closing() && is_durable && !self.state.lock().kept {
             // Commands end with the stream, but a durable container stays until it is removed, and `drop` can't
             // await the request.
             let container = self.container.clone();

@@ -3,12 +3,13 @@
 //! A user has few inotify instances, so all sandboxes of a backend share one. A watch reports one change and ends:
 //! commands that change files all the time cost one event for each notice, however many changes they make.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cantle_core::sandbox::{ChangeNotice, SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::inotify::{
@@ -104,7 +105,7 @@ impl Notices {
     }
 
     fn instance(&self) -> Result<Arc<Instance>, std::io::Error> {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.lock();
         match current.upgrade() {
             // The reader ends with the runtime in which it was started.
             Some(instance) if !instance.reader.is_finished() => Ok(instance),
@@ -136,7 +137,7 @@ impl Instance {
     }
 
     fn next_notice(&self) -> u64 {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.notices += 1;
         table.notices
     }
@@ -148,7 +149,7 @@ impl Watch {
         let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
         let instance = &self.instance;
         // The reader must not see an event of the watch before its token is there.
-        let mut table = lock(&instance.table);
+        let mut table = instance.table.lock();
         if table.tokens.len() >= instance.max_watches {
             return Err(too_many("backend", instance.max_watches));
         }
@@ -164,7 +165,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         for descriptor in &self.descriptors {
-            let mut table = lock(&self.instance.table);
+            let mut table = self.instance.table.lock();
             let Entry::Occupied(mut tokens) = table.tokens.entry(*descriptor) else {
                 continue;
             };
@@ -188,14 +189,14 @@ impl Drop for Reading {
 
 impl Reading {
     fn give(&self, descriptor: i32) {
-        let tokens = lock(&self.0).tokens.remove(&descriptor);
+        let tokens = self.0.lock().tokens.remove(&descriptor);
         for (_, token) in tokens.into_iter().flatten() {
             token.cancel();
         }
     }
 
     fn give_all(&self) {
-        for (_, token) in lock(&self.0).tokens.values().flatten() {
+        for (_, token) in self.0.lock().tokens.values().flatten() {
             token.cancel();
         }
     }
@@ -221,10 +222,6 @@ async fn read(inotify: Arc<AsyncFd<OwnedFd>>, reading: Reading) {
             }
         }
     }
-}
-
-fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn too_many(owner: &str, maximum: usize) -> SandboxError {

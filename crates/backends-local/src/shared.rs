@@ -1,8 +1,9 @@
 //! The state that a sandbox shares with its commands.
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 #[cfg(confined)]
@@ -64,12 +65,8 @@ impl SandboxState {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, SandboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
-        self.state().closed
+        self.state.lock().closed
     }
 
     pub(crate) fn check_open(&self) -> Result<(), SandboxError> {
@@ -96,29 +93,29 @@ impl Shared {
 
     /// Runs a task for processes that a command left behind, until it is done or the sandbox is dropped.
     pub(crate) fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while state.background_tasks.try_join_next().is_some() {}
         state.background_tasks.spawn(task);
     }
 
     /// Adds a note to the result of the next command.
     pub(crate) fn note(&self, note: String) {
-        self.state().notes.push(note);
+        self.state.lock().notes.push(note);
     }
 
     /// Takes the notes for the result of a command.
     pub(crate) fn take_notes(&self) -> Vec<String> {
-        std::mem::take(&mut self.state().notes)
+        std::mem::take(&mut self.state.lock().notes)
     }
 
     /// Marks the sandbox as closed; returns whether it was open.
     pub(crate) fn begin_closing(&self) -> bool {
-        !std::mem::replace(&mut self.state().closed, true)
+        !std::mem::replace(&mut self.state.lock().closed, true)
     }
 
     /// Whether the files survive a drop.
     pub(crate) fn is_kept(&self) -> bool {
-        self.state().kept
+        self.state.lock().kept
     }
 
     /// Marks the directory as kept and returns its handle.
@@ -135,7 +132,7 @@ impl Shared {
             SandboxError::invalid_input(message).with_source(error)
         })?;
         self.root.keep()?;
-        self.state().kept = true;
+        self.state.lock().kept = true;
         Ok(SandboxHandle::new(&*self.info.backend, token))
     }
 

@@ -3,13 +3,14 @@
 //! It is started from memory by `posix_spawn`, so that neither the size of this process nor changes to its
 //! executable file matter.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cantle_supervisor::PROGRAM;
@@ -171,7 +172,7 @@ impl Supervisor {
         let ended = self.wait_until(deadline);
         if !ended {
             // With a PID namespace, everything dies with it.
-            let _ = self.guard().kill();
+            let _ = self.guard.lock().kill();
         }
         ended
     }
@@ -185,11 +186,7 @@ impl Supervisor {
     /// Reaps the supervisor's process, whose exit unmounts the sandbox's file systems. Blocks.
     pub(crate) fn reap(&self) {
         // Other code of this process may have reaped it.
-        let _ = self.guard().wait();
-    }
-
-    fn guard(&self) -> MutexGuard<'_, Child> {
-        self.guard.lock().unwrap_or_else(PoisonError::into_inner)
+        let _ = self.guard.lock().wait();
     }
 
     fn wait_until(&self, deadline: Instant) -> bool {

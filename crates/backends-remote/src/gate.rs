@@ -2,7 +2,7 @@
 //!
 //! Clones of a backend share one gate, so that sessions starting together stay below the service's limit.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -58,7 +58,7 @@ impl Gate {
     pub(crate) async fn wait_turn(&self, max_wait: Duration) -> Result<(), HoldTooLong> {
         loop {
             let wait_until = {
-                let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut schedule = self.schedule.lock();
                 let now = Instant::now();
                 if let Some(held_until) = schedule.held_until {
                     let left = held_until.saturating_duration_since(now);
@@ -80,7 +80,7 @@ impl Gate {
 
     /// Delays all starts for this time.
     pub(crate) fn hold(&self, wait: Duration) {
-        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut schedule = self.schedule.lock();
         let until = Instant::now().checked_add(wait);
         schedule.held_until = schedule.held_until.max(until);
     }

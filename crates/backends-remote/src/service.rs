@@ -1,9 +1,10 @@
 //! The service: creation and removal of sandboxes that complete even if their caller is dropped.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::{PolicyField, Strictness};
@@ -62,7 +63,7 @@ impl Service {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(task, &runtime);
     }

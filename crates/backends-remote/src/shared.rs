@@ -1,10 +1,11 @@
 //! The state of a sandbox at the service: its lifetime, pausing, and detection of its loss.
 
+use parking_lot::{Mutex, MutexGuard, RwLock as SyncRwLock};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock as SyncRwLock};
 use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath};
@@ -84,7 +85,7 @@ impl Drop for ActiveSandbox {
 
 impl Shared {
     pub(crate) fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tasks.lock()
     }
 
     /// Spawns a task that is aborted when the sandbox is dropped.
@@ -107,17 +108,17 @@ impl Shared {
     }
 
     fn touch(&self) {
-        let mut last_use = self.last_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_use = self.last_use.lock();
         *last_use = Instant::now();
     }
 
     fn idle_for(&self) -> Duration {
-        let last_use = self.last_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_use = self.last_use.lock();
         last_use.elapsed()
     }
 
     fn current(&self) -> Envd {
-        let envd = self.envd.read().unwrap_or_else(PoisonError::into_inner);
+        let envd = self.envd.read();
         envd.clone()
     }
 
@@ -127,7 +128,7 @@ impl Shared {
             let message = "the sandbox is closed";
             return Err(SandboxError::new(SandboxErrorKind::Closed, message));
         }
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = self.gone.lock();
         match &*gone {
             Some(reason) => Err(SandboxError::gone(format!("the sandbox is gone: {reason}"))),
             None => Ok(()),
@@ -169,12 +170,12 @@ impl Shared {
         })?;
         // The token may have changed.
         let envd = self.service.connect_envd(&record)?;
-        *self.envd.write().unwrap_or_else(PoisonError::into_inner) = envd;
+        *self.envd.write() = envd;
         Ok(())
     }
 
     pub(crate) fn mark_gone(&self, reason: &str) {
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = self.gone.lock();
         gone.get_or_insert_with(|| reason.to_owned());
         self.gone_signal.cancel();
     }
@@ -182,7 +183,7 @@ impl Shared {
     /// Waits until the sandbox is gone; returns the reason.
     pub(crate) async fn gone(&self) -> String {
         self.gone_signal.cancelled().await;
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = self.gone.lock();
         gone.clone().unwrap_or_default()
     }
 

@@ -5,8 +5,9 @@
 //! now. Results that differ are reported at the end. Calls that were refused when recorded are refused
 //! with the same reason.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle::agent::{AfterTool, BeforeTool, Hooks};
@@ -54,10 +55,6 @@ impl ReplayHooks {
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, ReplayProgress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether the recorded model had a tool of this name.
     pub(crate) fn was_offered(&self, tool: &str) -> bool {
         self.recording.has_tool(tool)
@@ -65,7 +62,7 @@ impl ReplayHooks {
 
     /// Returns lines about results that differed from the recorded ones.
     pub(crate) fn report(&self, verbose: bool) -> Vec<String> {
-        let progress = self.progress();
+        let progress = self.progress.lock();
         if progress.differences.is_empty() {
             return Vec::new();
         }
@@ -92,12 +89,15 @@ impl Hooks for ReplayHooks {
             let reason = reason.to_owned();
             return BeforeTool::Refuse { reason };
         }
-        self.progress().running.insert(call.id.clone(), recorded);
+        self.progress
+            .lock()
+            .running
+            .insert(call.id.clone(), recorded);
         BeforeTool::Call
     }
 
     async fn after_tool(&self, call: &ToolCall, result: &Content, success: bool) -> AfterTool {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         progress.results += 1;
         let Some(recorded) = progress.running.remove(&call.id) else {
             return AfterTool::Keep;

@@ -18,7 +18,8 @@
 mod adaptive;
 mod bucket;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -101,7 +102,7 @@ impl RateLimiter {
 
     /// Returns whether the number of tokens is limited.
     pub(crate) fn counts_tokens(&self) -> bool {
-        lock(&self.configured).tokens.is_some()
+        self.configured.lock().tokens.is_some()
     }
 
     /// Waits until a request with this number of tokens may be sent. Cancel safe.
@@ -122,25 +123,27 @@ impl RateLimiter {
 
     /// Records that the provider accepted a request.
     pub(crate) fn accepted(&self) {
-        lock(&self.adaptive).accepted(Instant::now());
+        self.adaptive.lock().accepted(Instant::now());
     }
 
     /// Records a rate limit error, and pauses all calls for `wait`.
     pub(crate) fn rejected(&self, permit: Permit, wait: Duration) {
-        lock(&self.adaptive).rejected(Instant::now(), permit.issued_at, wait);
+        self.adaptive
+            .lock()
+            .rejected(Instant::now(), permit.issued_at, wait);
     }
 
     /// Replaces a request's reserved tokens by those that it used.
     pub(crate) fn used(&self, permit: Permit, tokens: u64) {
-        if let Some(bucket) = &mut lock(&self.configured).tokens {
+        if let Some(bucket) = &mut self.configured.lock().tokens {
             bucket.refund(permit.reserved_tokens as f64 - tokens as f64);
         }
     }
 
     /// Takes one request with `tokens` and returns zero, or returns the delay until the next try.
     fn try_take(&self, now: Instant, tokens: f64) -> Duration {
-        let mut adaptive = lock(&self.adaptive);
-        let mut configured = lock(&self.configured);
+        let mut adaptive = self.adaptive.lock();
+        let mut configured = self.configured.lock();
         let configured = &mut *configured;
         let mut delay = adaptive.delay(now);
         let mut buckets = [
@@ -169,10 +172,6 @@ impl Default for RateLimiter {
     fn default() -> Self {
         Self::new(RateLimits::default())
     }
-}
-
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -24,12 +24,13 @@
 
 mod results;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
@@ -141,7 +142,7 @@ impl RecordedCall {
     }
 
     fn write(&self, outcome: RecordedOutcome) -> Result<(), LlmError> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.lock();
         file.write_call(&self.request, outcome).map_err(|error| {
             let message = format!("failed to write the recording: {error}");
             LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)

@@ -1,6 +1,6 @@
 //! `run_python`: code in the session's sandbox, and the files that it makes.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -144,7 +144,7 @@ async fn store(
         let refused = refused.iter().filter(|it| it.source != place);
         warnings.extend(refused.map(|it| format!("{} was not stored: {}", it.source, it.reason)));
         let inner = sink.stored.into_inner();
-        stored = inner.unwrap_or_else(PoisonError::into_inner);
+        stored = inner;
     }
     warnings.truncate(MAX_WARNINGS);
     Ok((stored, warnings))
@@ -172,7 +172,7 @@ impl ArtifactSink for GeneratedFiles {
         let record = self.files.put(&self.owner, new, content).await?;
         // The file is stored: without an address it is still found by its id.
         let url = self.files.url(&record).await.ok().flatten();
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.stored.lock();
         stored.push(json!({
             "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
             "mime_type": record.mime_type, "minio_key": record.key, "sha256": record.sha256,

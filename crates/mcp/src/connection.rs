@@ -1,6 +1,7 @@
 //! The connection to one server: its start, its tools, its calls, and its recovery.
 
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use parking_lot::Mutex as SyncMutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::escape::shorten;
@@ -140,8 +141,7 @@ impl Server {
         live.has_new_tools();
         match self.list(live).await {
             Ok(tools) => {
-                *self.tools.lock().unwrap_or_else(PoisonError::into_inner) =
-                    listing::accepted(&self.config, tools)?.into();
+                *self.tools.lock() = listing::accepted(&self.config, tools)?.into();
                 Ok(self.config.tools.is_none() && live.announces_changes())
             }
             Err(problem) => {
@@ -154,7 +154,7 @@ impl Server {
 
     /// Returns the tools that the server listed last.
     pub(crate) fn tools(&self) -> Arc<[Tool]> {
-        Arc::clone(&self.tools.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.tools.lock())
     }
 
     async fn list(&self, live: &Live) -> Result<Vec<Tool>, String> {
@@ -200,7 +200,7 @@ impl Server {
                 ));
             }
         };
-        let mut known = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.tools.lock();
         let earlier = std::mem::replace(&mut *known, Arc::clone(&tools));
         drop(known);
         listing::changes(name, &earlier, &tools)

@@ -1,7 +1,7 @@
 //! Requests and notifications of a server: progress and questions to the user. Sampling is refused.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::escape::{for_display, shorten};
 use cantle_core::tool::{Answer, Question, ToolContext, ToolError};
@@ -42,7 +42,7 @@ pub(crate) struct CallGuard<'h>(&'h Handler);
 
 impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
-        *self.0.call() = None;
+        *self.0.call.lock() = None;
     }
 }
 
@@ -65,16 +65,12 @@ impl Handler {
     /// an open question: a server can end a call without having ended its question.
     pub(crate) fn begin_call(&self, cx: &ToolContext) -> (CallGuard<'_>, watch::Receiver<bool>) {
         let (asking, is_asking) = watch::channel(false);
-        *self.call() = Some(ActiveCall {
+        *self.call.lock() = Some(ActiveCall {
             cx: cx.clone(),
             questions: 0,
             asking,
         });
         (CallGuard(self), is_asking)
-    }
-
-    fn call(&self) -> MutexGuard<'_, Option<ActiveCall>> {
-        self.call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the user for the fields of a form; `None` if the user declines.
@@ -189,7 +185,7 @@ impl ClientHandler for Handler {
         let message = message.unwrap_or_default();
         let line = format!("{}{total} {message}", progress.progress);
         let line = shorten(&for_display(line.trim_end()), MAX_PROGRESS_CHARS);
-        if let Some(call) = &*self.call() {
+        if let Some(call) = &*self.call.lock() {
             call.cx.progress.output(&format!("{line}\n"));
         }
     }
@@ -217,7 +213,7 @@ impl ClientHandler for Handler {
         };
         let fields = schema.get("properties").and_then(Value::as_object);
         let questions = 1 + fields.map_or(0, Map::len);
-        let (cx, asking) = match &mut *self.call() {
+        let (cx, asking) = match &mut *self.call.lock() {
             Some(call) if call.questions + questions <= MAX_QUESTIONS => {
                 call.questions += questions;
                 (call.cx.clone(), call.asking.clone())

@@ -1,10 +1,11 @@
 //! The transport over the pipes of a process in a sandbox: one JSON message per line.
 
+use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -127,7 +128,7 @@ impl Child {
     /// Kills the process and returns what is known about its end, as sentences.
     pub(crate) async fn post_mortem(&self) -> String {
         let mut text = String::new();
-        if let Some(problem) = self.lock(&self.problem).take() {
+        if let Some(problem) = self.problem.lock().take() {
             let _ = write!(text, " It {problem}.");
         }
         let mut process = self.process.lock().await;
@@ -145,7 +146,7 @@ impl Child {
             }
             text += &refusals(&exit.notes);
         }
-        let stderr = self.lock(&self.stderr).clone().finish();
+        let stderr = self.stderr.lock().clone().finish();
         let tail = String::from_utf8_lossy(&stderr.tail).into_owned();
         let mut tail = hidden(tail, &self.secrets);
         if stderr.omitted_bytes > 0 {
@@ -167,13 +168,9 @@ impl Child {
         let mut output = self.output.lock().await;
         while let Some(Ok(chunk)) = output.next().await {
             if chunk.channel == Channel::Stderr {
-                self.lock(&self.stderr).push(&chunk.bytes);
+                self.stderr.lock().push(&chunk.bytes);
             }
         }
-    }
-
-    fn lock<'m, T>(&self, mutex: &'m Mutex<T>) -> MutexGuard<'m, T> {
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -217,7 +214,7 @@ impl Pipes {
     }
 
     fn fail(&self, problem: &'static str) {
-        *self.child.lock(&self.child.problem) = Some(problem);
+        *self.child.problem.lock() = Some(problem);
     }
 }
 
@@ -273,7 +270,7 @@ impl Transport<RoleClient> for Pipes {
             };
             match chunk.channel {
                 Channel::Stdout => self.received.extend_from_slice(&chunk.bytes),
-                Channel::Stderr => self.child.lock(&self.child.stderr).push(&chunk.bytes),
+                Channel::Stderr => self.child.stderr.lock().push(&chunk.bytes),
             }
         }
     }

@@ -1,7 +1,8 @@
 //! An exporter that counts what reached the collector.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry_sdk::Resource;
@@ -23,7 +24,7 @@ impl Counts {
     /// Returns what has become of the spans so far: one that ended and was not exported is lost.
     pub(crate) fn report(&self) -> ExportReport {
         let exported = self.exported.load(Ordering::Relaxed);
-        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = self.error.lock();
         ExportReport {
             exported,
             lost: self.ended.load(Ordering::Relaxed).saturating_sub(exported),
@@ -52,9 +53,7 @@ impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
         match &exported {
             Ok(()) => drop(self.counts.exported.fetch_add(count, Ordering::Relaxed)),
             Err(error) => {
-                let mut latest = self.counts.error.lock();
-                let latest = latest.as_deref_mut().map_err(PoisonError::get_mut);
-                *latest.unwrap_or_else(|poisoned| poisoned) = Some(error.to_string());
+                *self.counts.error.lock() = Some(error.to_string());
             }
         }
         exported

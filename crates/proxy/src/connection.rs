@@ -2,10 +2,11 @@
 //!
 //! A connection carries one request, so a check for one host never applies to another.
 
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use cantle_core::network::{is_own, is_public, may_be_private_host};
@@ -101,11 +102,11 @@ where
 }
 
 fn take(slot: &Slot) -> Option<Upstream> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    slot.lock().take()
 }
 
 fn put(slot: &Slot, upstream: Upstream) {
-    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(upstream);
+    *slot.lock() = Some(upstream);
 }
 
 impl Gateway {

@@ -1,9 +1,10 @@
 //! The log of refused hosts, for the results of commands.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of entries; the oldest are dropped.
 const MAX_ENTRIES: usize = 32;
@@ -51,13 +52,13 @@ impl Denials {
     /// Returns the current position of the log, for [`take`](Self::take).
     #[must_use]
     pub fn mark(&self) -> u64 {
-        self.log().next
+        self.0.lock().next
     }
 
     /// Returns the refusals since a position as notes, including those of concurrent commands, and moves the position to
     /// the end of the log.
     pub fn take(&self, position: &AtomicU64) -> Vec<String> {
-        let log = self.log();
+        let log = self.0.lock();
         let mark = position.swap(log.next, Ordering::Relaxed);
         let new = log.kept.iter().filter(|(at, _)| *at >= mark);
         new.map(|(_, denied)| denied.to_string()).collect()
@@ -66,12 +67,12 @@ impl Denials {
     /// Returns the refusals in the log.
     #[cfg(test)]
     pub(super) fn all(&self) -> Vec<Denied> {
-        let kept = self.log().kept.clone();
+        let kept = self.0.lock().kept.clone();
         kept.into_iter().map(|(_, denied)| denied).collect()
     }
 
     pub(super) fn add(&self, denied: Denied) {
-        let mut log = self.log();
+        let mut log = self.0.lock();
         let at = log.next;
         log.next += 1;
         log.kept.retain(|(_, kept)| *kept != denied);
@@ -79,10 +80,6 @@ impl Denials {
             log.kept.pop_front();
         }
         log.kept.push_back((at, denied));
-    }
-
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

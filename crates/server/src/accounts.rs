@@ -4,8 +4,9 @@
 //! reserved for them, so that no key can take the last places of the others; the other half belongs to
 //! whoever comes first. A server with one key, or without keys, gives everything to its clients.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -121,10 +122,6 @@ impl Pool {
         })
     }
 
-    fn usage(&self) -> MutexGuard<'_, PoolUsage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes `amount` for an owner until the lease is dropped.
     pub(crate) fn take(
         self: &Arc<Self>,
@@ -141,7 +138,7 @@ impl Pool {
 
     /// Returns the amount in use.
     pub(crate) fn used(&self) -> usize {
-        self.usage().total
+        self.usage.lock().total
     }
 
     fn unused_share(&self, owner: &PrincipalId, used: usize) -> usize {
@@ -153,7 +150,7 @@ impl Pool {
     }
 
     fn add(&self, owner: &PrincipalId, amount: usize) -> Result<(), Exhausted> {
-        let mut usage = self.usage();
+        let mut usage = self.usage.lock();
         let used = usage.by_owner.get(owner).copied().unwrap_or(0);
         let own = used.saturating_add(amount);
         if own > self.max_per_owner && self.max_per_owner < self.capacity {
@@ -170,7 +167,7 @@ impl Pool {
     }
 
     fn release(&self, owner: &PrincipalId, amount: usize) {
-        let mut usage = self.usage();
+        let mut usage = self.usage.lock();
         let Some(own) = usage.by_owner.get_mut(owner) else {
             return;
         };
@@ -328,7 +325,7 @@ mod tests {
         drop(six);
         assert!(pool.take(&two, 4).is_ok());
         drop(both);
-        let usage = pool.usage();
+        let usage = pool.usage.lock();
         assert_eq!((usage.total, usage.unused_shares), (0, 4));
     }
 
@@ -364,6 +361,6 @@ mod tests {
         charge.shrink(10);
         other.grow(26).unwrap();
         drop((charge, other));
-        assert_eq!(all.usage().total, 0);
+        assert_eq!(all.usage.lock().total, 0);
     }
 }

@@ -3,9 +3,10 @@
 //! A connection is new until a request on it is authenticated. A new connection is closed after a short
 //! time, or earlier if its place is needed. Afterwards it is accounted to the owner of its latest request.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -222,16 +223,12 @@ impl Connection {
         &self.new_connections.accounts
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Lease>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_authenticated(&self) -> bool {
-        self.place().is_some()
+        self.place.lock().is_some()
     }
 
     fn is_waiting(&self) -> bool {
-        let table = self.new_connections.table();
+        let table = self.new_connections.table.lock();
         table.by_id.get(&self.id).is_some_and(|one| one.is_waiting)
     }
 
@@ -255,7 +252,7 @@ impl Connection {
 
     /// Takes a place of the owner, unless the connection has one or there is none.
     fn take_place(&self, owner: &PrincipalId) -> bool {
-        let mut place = self.place();
+        let mut place = self.place.lock();
         if place.as_ref().is_some_and(|place| place.owner == *owner) {
             return true;
         }
@@ -271,7 +268,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.place().take();
+        self.place.lock().take();
         self.new_connections.remove(self.id);
         self.new_connections.changed.notify_one();
     }
@@ -308,12 +305,8 @@ impl NewConnections {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, NewConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, accepted: Instant, evicted: CancellationToken) -> u64 {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.last_id += 1;
         let id = table.last_id;
         let connection = NewConnection {
@@ -326,11 +319,11 @@ impl NewConnections {
     }
 
     fn remove(&self, id: u64) {
-        self.table().by_id.remove(&id);
+        self.table.lock().by_id.remove(&id);
     }
 
     fn set_waiting(&self, id: u64, is_waiting: bool) {
-        if let Some(connection) = self.table().by_id.get_mut(&id) {
+        if let Some(connection) = self.table.lock().by_id.get_mut(&id) {
             connection.is_waiting = is_waiting;
             self.changed.notify_one();
         }
@@ -340,7 +333,7 @@ impl NewConnections {
     async fn make_place(&self) {
         loop {
             let evictable = {
-                let mut table = self.table();
+                let mut table = self.table.lock();
                 let authenticated = self.accounts.connections.used();
                 if table.by_id.len() + authenticated < self.accounts.all_connections {
                     return;

@@ -1,6 +1,6 @@
 //! Tasks that are aborted with their owner, and computations off the runtime.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -31,7 +31,7 @@ pub(crate) struct Tasks(Mutex<JoinSet<()>>);
 impl Tasks {
     /// Spawns a task.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.0.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }

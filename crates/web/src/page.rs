@@ -1,8 +1,9 @@
 //! The tool `fetch_web_page`.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -100,7 +101,7 @@ impl FetchWebPage {
         cx: &ToolContext,
     ) -> Result<(ToolOutput, Url), Failure> {
         if start > 0 {
-            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let recent = self.recent.lock();
             if let Some(text) = recent.iter().find(|text| text.requested == url) {
                 return Ok((render(text, start), text.url.clone()));
             }
@@ -125,7 +126,7 @@ impl FetchWebPage {
             text,
             saved,
         });
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         recent.retain(|kept| kept.requested != url);
         recent.truncate(KEPT_PAGES - 1);
         recent.push_front(Arc::clone(&text));

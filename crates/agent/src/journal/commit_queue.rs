@@ -5,9 +5,10 @@
 //! up, because the file system is in memory or the disk has a write cache, short commits are written
 //! on the caller's thread.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -55,17 +56,13 @@ impl fmt::Debug for QueueState {
 }
 
 impl CommitQueue {
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes a commit of this size. An error means that the program is ending.
     pub(super) async fn commit<T: Send + 'static>(
         self: &Arc<Self>,
         bytes: usize,
         write: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, RecvError> {
-        let is_fast = self.state().fast_commits >= FAST_COMMITS_BEFORE_INLINE;
+        let is_fast = self.0.lock().fast_commits >= FAST_COMMITS_BEFORE_INLINE;
         if !is_fast || bytes > MAX_INLINE_BYTES {
             return self.run(write).await;
         }
@@ -86,7 +83,7 @@ impl CommitQueue {
             let _ = sender.send(job());
         });
         let starts_thread = {
-            let mut state = self.state();
+            let mut state = self.0.lock();
             state.jobs.push_back(job);
             let max_threads = if state.is_slow { MAX_THREADS } else { 1 };
             let starts_thread = state.threads < max_threads;
@@ -103,7 +100,7 @@ impl CommitQueue {
     /// Runs jobs until none is waiting.
     fn work(&self) {
         loop {
-            let mut state = self.state();
+            let mut state = self.0.lock();
             let count = state.jobs.len().min(MAX_BATCH);
             if count == 0 {
                 state.threads -= 1;
@@ -122,7 +119,7 @@ impl CommitQueue {
     /// Records the duration of a batch of commits.
     pub(super) fn record(&self, duration: Duration, commits: usize) {
         let each = duration / u32::try_from(commits).unwrap_or(u32::MAX);
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.is_slow = each > SLOW_COMMIT;
         state.fast_commits = if each < FAST_COMMIT {
             state.fast_commits.saturating_add(commits)

@@ -1,11 +1,12 @@
 //! Writing a journal.
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::commit_queue::CommitQueue;
 use super::format::{End, Entry, Line};
@@ -84,7 +85,7 @@ impl Journal {
 
     fn append(&self, entry: &Entry<'_>) -> Result<(), RunError> {
         let line = Line::new(entry).map_err(|error| self.file.error(&error))?;
-        self.file.state().waiting.push(line);
+        self.file.state.lock().waiting.push(line);
         Ok(())
     }
 
@@ -104,10 +105,6 @@ impl Journal {
 }
 
 impl JournalFile {
-    fn state(&self) -> MutexGuard<'_, WriterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn error(&self, cause: &dyn fmt::Display) -> RunError {
         let path = self.path.display();
         RunError::journal(&format_args!(
@@ -117,7 +114,7 @@ impl JournalFile {
 
     /// Approximate size of the waiting entries.
     fn waiting_bytes(&self) -> Result<usize, RunError> {
-        let state = self.state();
+        let state = self.state.lock();
         match &state.error {
             Some(message) => Err(self.error(message)),
             None => Ok(state.waiting.iter().map(Line::len).sum()),
@@ -142,7 +139,7 @@ impl JournalFile {
 
     /// Writes everything that waits. Blocks, and holds the lock of the state, so that batches don't interleave.
     fn write(&self) -> Result<(), String> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(message) = &state.error {
             return Err(message.clone());
         }

@@ -1,8 +1,9 @@
 //! The background sub-agents of one run: their tasks, ids and results. Their ends reach the driver as
 //! facts, through the channel of user messages.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::ledger::Ledger;
@@ -130,14 +131,10 @@ impl Background {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, BackgroundState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Restores a sub-agent of an earlier process: with its result if it had ended. The number of one
     /// that had not is reserved.
     pub(crate) fn restore(&self, record: &BackgroundAgentRecord, result: Option<String>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.next_number = state.next_number.max(record.number + 1);
         if result.is_some() {
             let agent = BackgroundAgent::ended(record.clone(), result);
@@ -147,7 +144,7 @@ impl Background {
 
     /// Returns the sub-agent that a call started.
     pub(crate) fn of_call(&self, call_id: &str) -> Option<BackgroundAgentRecord> {
-        let state = self.state();
+        let state = self.state.lock();
         let mut agents = state.agents.values();
         let agent = agents.find(|agent| agent.record.call_id == call_id)?;
         Some(agent.record.clone())
@@ -155,7 +152,7 @@ impl Background {
 
     /// Returns the record of a new sub-agent.
     pub(crate) fn new_record(&self, tool: &str, call_id: &str) -> BackgroundAgentRecord {
-        self.state().new_record(tool, call_id)
+        self.state.lock().new_record(tool, call_id)
     }
 
     /// Returns the record of a new sub-agent, whose place is reserved until the guard is dropped: calls of one turn
@@ -168,7 +165,7 @@ impl Background {
         tool: &str,
         call_id: &str,
     ) -> Result<(BackgroundAgentRecord, StartingAgent<'_>), usize> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let agents = state.agents.iter().filter(|(_, it)| it.is_working());
         let begun = agents.filter(|(number, _)| !state.starting.contains(number));
         let working = begun.count() + state.starting.len();
@@ -193,7 +190,7 @@ impl Background {
     {
         let cancellation = self.cancellation.child_token();
         let work = work(cancellation.clone());
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = record.number;
         let agent = BackgroundAgent {
             record,
@@ -215,13 +212,13 @@ impl Background {
     ) {
         let number = record.number;
         let agent = BackgroundAgent::ended(record, None);
-        self.state().agents.insert(number, agent);
+        self.state.lock().agents.insert(number, agent);
         self.ended(number, result, report);
     }
 
     /// Records the end of a sub-agent.
     pub(crate) fn ended(&self, number: u64, result: String, report: Option<SubAgentReport>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(agent) = state.agents.get_mut(&number) else {
             return;
         };
@@ -247,7 +244,7 @@ impl Background {
 
     /// Whether the run has ended and unfinished sub-agents continue with it.
     pub(crate) fn suspends(&self) -> bool {
-        self.state().suspends
+        self.state.lock().suspends
     }
 
     /// Returns the status of one sub-agent of a tool, or of all.
@@ -259,7 +256,7 @@ impl Background {
         tool: &str,
         id: Option<&str>,
     ) -> Result<Vec<BackgroundStatus>, String> {
-        let state = self.state();
+        let state = self.state.lock();
         let agents = state.select(tool, id)?.into_iter();
         Ok(agents.map(BackgroundAgent::status).collect())
     }
@@ -276,7 +273,7 @@ impl Background {
         timeout: Duration,
     ) -> Result<Option<Vec<BackgroundStatus>>, String> {
         let numbers: Vec<_> = {
-            let state = self.state();
+            let state = self.state.lock();
             let agents = state.select(tool, id)?.into_iter();
             let awaited = agents.filter(|agent| id.is_some() || agent.is_working());
             awaited.map(|agent| agent.record.number).collect()
@@ -303,7 +300,7 @@ impl Background {
     /// # Errors
     /// If there is none with this id; the message lists the ids.
     pub(crate) fn stop(&self, tool: &str, id: &str) -> Result<(), String> {
-        for agent in self.state().select(tool, Some(id))? {
+        for agent in self.state.lock().select(tool, Some(id))? {
             agent.cancellation.cancel();
         }
         Ok(())
@@ -313,7 +310,7 @@ impl Background {
     /// grace. If `suspend`, they continue when the run is resumed.
     pub(crate) async fn end(&self, suspend: bool, grace: Duration) {
         let mut tasks = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.suspends = suspend;
             std::mem::take(&mut state.tasks)
         };
@@ -326,7 +323,7 @@ impl Background {
         let _ = tokio::time::timeout(grace, all).await;
         tasks.shutdown().await;
         let aborted: Vec<_> = {
-            let state = self.state();
+            let state = self.state.lock();
             let agents = state.agents.iter().filter(|(_, agent)| agent.is_working());
             agents
                 .map(|(number, agent)| (*number, agent.progress.ledger()))
@@ -344,7 +341,7 @@ impl Background {
 
     /// Aborts all tasks.
     pub(crate) fn abort(&self) {
-        let tasks = std::mem::take(&mut self.state().tasks);
+        let tasks = std::mem::take(&mut self.state.lock().tasks);
         drop(tasks);
     }
 }
@@ -357,7 +354,7 @@ pub(crate) struct StartingAgent<'a> {
 
 impl Drop for StartingAgent<'_> {
     fn drop(&mut self) {
-        self.background.state().starting.remove(&self.number);
+        self.background.state.lock().starting.remove(&self.number);
     }
 }
 
@@ -378,7 +375,7 @@ impl<'a> WaitingCall<'a> {
     }
 
     fn each(&self, mut visit: impl FnMut(&mut BackgroundAgent)) {
-        let mut state = self.background.state();
+        let mut state = self.background.state.lock();
         for number in &self.numbers {
             if let Some(agent) = state.agents.get_mut(number) {
                 visit(agent);

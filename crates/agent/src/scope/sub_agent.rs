@@ -1,7 +1,8 @@
 //! The tools of an agent, and the interface between a run and the sub-agents it calls.
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::Sandbox;
@@ -90,11 +91,11 @@ impl SubAgentCall {
     }
 
     pub(crate) fn set_report(&self, report: SubAgentReport) {
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+        *self.report.lock() = Some(report);
     }
 
     pub(crate) fn take_report(&self) -> Option<SubAgentReport> {
-        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = self.report.lock();
         report.take()
     }
 }

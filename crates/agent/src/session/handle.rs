@@ -1,9 +1,10 @@
 //! The session and how it is opened, for new runs or to resume one.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cantle_core::content::Content;
 use cantle_core::ids::RunId;
@@ -259,7 +260,7 @@ impl Session {
 
     /// Whether the session was opened to resume a run, and [`resume`](Self::resume) has not been called.
     pub fn is_resumed(&self) -> bool {
-        self.resumed_run().is_some()
+        self.resumed.lock().is_some()
     }
 
     /// Resumes the run for which the session was [opened](crate::Agent::resume).
@@ -268,16 +269,12 @@ impl Session {
     /// [`SessionErrorKind::Journal`] if there is none, or it was resumed already.
     pub fn resume(&self) -> Result<Run, SessionError> {
         let history = self.lock_history()?;
-        let resumed = self.resumed_run().take().ok_or_else(|| {
+        let resumed = self.resumed.lock().take().ok_or_else(|| {
             let message = "the session has no run to resume";
             SessionError::new(SessionErrorKind::Journal, message)
         })?;
         let start = RunStart::Resume(Box::new(resumed));
         Ok(Run::start(Arc::clone(&self.resources), history, start))
-    }
-
-    fn resumed_run(&self) -> MutexGuard<'_, Option<ResumedRun>> {
-        self.resumed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_history(&self) -> Result<OwnedMutexGuard<Vec<SharedMessage>>, SessionError> {

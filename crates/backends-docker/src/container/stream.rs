@@ -1,9 +1,10 @@
 //! The standard streams of a process in a container.
 
+use parking_lot::Mutex;
 use std::future::ready;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bollard::container::LogOutput;
 use bytes::Bytes;
@@ -52,12 +53,12 @@ pub(crate) struct StderrHead(Arc<Mutex<Vec<u8>>>);
 
 impl StderrHead {
     pub(crate) fn text(&self) -> String {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.0.lock();
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
     pub(super) fn append(&self, bytes: &[u8]) {
-        let mut head = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut head = self.0.lock();
         let room = STDERR_HEAD_BYTES.saturating_sub(head.len());
         head.extend(bytes.iter().take(room));
     }

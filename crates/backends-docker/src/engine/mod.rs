@@ -3,9 +3,10 @@
 pub(crate) mod address;
 pub(crate) mod failure;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
@@ -162,7 +163,7 @@ impl Engine {
     /// Returns the ids of containers that are still to be removed.
     pub(crate) fn unremoved(&self) -> MutexGuard<'_, BTreeSet<String>> {
         let unremoved = &self.facts.unremoved;
-        unremoved.lock().unwrap_or_else(PoisonError::into_inner)
+        unremoved.lock()
     }
 
     pub(crate) fn api(&self) -> &Docker {

@@ -8,7 +8,8 @@ mod exec;
 mod files;
 mod process;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use cantle_command_driver::{CommandDriver, CommandLimits};
 use cantle_core::policy::Limits;
@@ -172,7 +173,7 @@ impl Shared {
     }
 
     fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }

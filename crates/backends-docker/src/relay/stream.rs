@@ -3,10 +3,11 @@
 //! An inbox holds a command's reports, the credit of its input and the senders of its output channels. The
 //! stream's reader (see `link`) fills it without waiting for a consumer.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -86,10 +87,6 @@ impl Stream {
         let _ = self.input.send(Frame { request, payload });
     }
 
-    fn inboxes(&self) -> MutexGuard<'_, HashMap<u32, Inbox>> {
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The error for calls after the stream has ended.
     pub(super) fn gone_error(&self) -> SandboxError {
         if self.is_closed.load(Ordering::Acquire) {
@@ -108,7 +105,7 @@ impl Stream {
     /// Marks the stream as ended and closes all inboxes.
     pub(super) fn end(&self) {
         self.gone.cancel();
-        self.inboxes().clear();
+        self.inboxes.lock().clear();
     }
 
     pub(super) fn check(&self) -> Result<(), SandboxError> {
@@ -133,7 +130,7 @@ impl Stream {
         }
         let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let (inbox, spawned) = Inbox::new(self, id, stdio);
-        self.inboxes().insert(id, inbox);
+        self.inboxes.lock().insert(id, inbox);
         let request = Request::Spawn {
             id,
             stdio,
@@ -145,7 +142,7 @@ impl Stream {
         }
         if let Err(error) = self.check() {
             // The stream has ended after the check above and no longer closes inboxes.
-            self.inboxes().remove(&id);
+            self.inboxes.lock().remove(&id);
             return Err(error);
         }
         Ok(spawned)
@@ -178,7 +175,7 @@ impl Stream {
 
     /// Changes an inbox, and removes it if it is finished; `None` if there is none.
     fn with_inbox<T>(&self, id: u32, change: impl FnOnce(&mut Inbox) -> T) -> Option<T> {
-        let mut inboxes = self.inboxes();
+        let mut inboxes = self.inboxes.lock();
         let inbox = inboxes.get_mut(&id)?;
         let changed = change(inbox);
         if inbox.is_finished() {
@@ -192,7 +189,7 @@ impl Stream {
         let clients = self.clients.as_ref().ok_or(ProtocolViolation)?;
         let connections = self.connections.fetch_add(1, Ordering::AcqRel);
         let (inbox, connection) = Inbox::connection(self, id);
-        let is_new = self.inboxes().insert(id, inbox).is_none();
+        let is_new = self.inboxes.lock().insert(id, inbox).is_none();
         if id & CONNECTION_ID == 0 || !is_new || connections >= MAX_CONNECTIONS {
             return Err(ProtocolViolation);
         }
@@ -452,7 +449,7 @@ impl CommandHandle {
         let (sender, mut reader) =
             ChannelReader::open(&self.stream, self.id, channel, OUTPUT_WINDOW);
         let is_known = {
-            let mut inboxes = self.stream.inboxes();
+            let mut inboxes = self.stream.inboxes.lock();
             let inbox = inboxes.get_mut(&self.id);
             inbox.map(|inbox| *inbox.output(channel) = sender).is_some()
         };

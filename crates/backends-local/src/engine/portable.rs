@@ -3,12 +3,13 @@
 //! A command is a process group. A process that leaves its group (`setsid`) is neither listed nor killed, and
 //! of a policy only the environment is enforced, which the sandbox reports.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Child;
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,10 +68,6 @@ pub(crate) struct Engine {
 pub(crate) struct StartMark;
 
 impl Engine {
-    fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<ProcessGroup>>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the first process of a command in a new process group.
     pub(crate) fn start(
         &self,
@@ -78,7 +75,7 @@ impl Engine {
         command: &mut std::process::Command,
     ) -> io::Result<(Arc<ProcessGroup>, oneshot::Receiver<ExitStatus>)> {
         let started = ProcessGroup::start(command)?;
-        let mut groups = self.groups();
+        let mut groups = self.groups.lock();
         groups.retain(|_, group| !group.is_over());
         groups.insert(id, Arc::clone(&started.0));
         Ok(started)
@@ -93,7 +90,7 @@ impl Engine {
     /// Kills all groups and waits for the end of their first processes; returns whether they have ended.
     /// Blocks.
     pub(crate) fn end(&self, deadline: Instant) -> bool {
-        let groups: Vec<_> = self.groups().values().cloned().collect();
+        let groups: Vec<_> = self.groups.lock().values().cloned().collect();
         for group in &groups {
             group.signal(Signal::KILL);
             group.release();
@@ -109,7 +106,7 @@ impl Engine {
 
     /// Kills all groups, without waiting.
     pub(crate) fn begin_end(&self) {
-        for group in self.groups().values() {
+        for group in self.groups.lock().values() {
             group.signal(Signal::KILL);
         }
     }
@@ -186,13 +183,9 @@ impl ProcessGroup {
         }
         // Returns when the sender is dropped.
         let _ = held.recv();
-        let mut reaped = self.reaped();
+        let mut reaped = self.reaped.lock();
         let _ = child.wait();
         *reaped = true;
-    }
-
-    fn reaped(&self) -> MutexGuard<'_, bool> {
-        self.reaped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn id(&self) -> Pid {
@@ -200,12 +193,12 @@ impl ProcessGroup {
     }
 
     pub(crate) fn is_reaped(&self) -> bool {
-        *self.reaped()
+        *self.reaped.lock()
     }
 
     /// Releases the hold on the first process, to be reaped once it has ended.
     pub(crate) fn release(&self) {
-        let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hold = self.hold.lock();
         hold.take();
     }
 

@@ -3,11 +3,12 @@
 //! A directory is locked (`flock`) while its owner lives; the kernel releases the lock, however the owner
 //! ends. A kept directory contains a marker file, beside the directories that commands see.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 

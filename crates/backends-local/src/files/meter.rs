@@ -1,7 +1,8 @@
 //! Limits of disk usage that no file system enforces: usage is measured, and what this process writes is
 //! counted in between.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use cantle_core::policy::{Limits, PolicyField};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
@@ -78,18 +79,14 @@ impl MeterState {
     }
 }
 
-impl Meter {
-    fn state(&self) -> MutexGuard<'_, MeterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Meter {}
 
 impl Root {
     /// Sets the limits that are enforced here.
     pub(crate) fn set_limits(&mut self, limits: FileLimits, is_empty: bool) {
         self.meter.limits = limits;
         if is_empty && limits.is_default {
-            let mut state = self.meter.state();
+            let mut state = self.meter.state.lock();
             state.measured = Some(DiskUsage::default());
             state.file_system = self.used_in_file_system();
         }
@@ -110,12 +107,12 @@ impl Root {
     pub(crate) fn is_known_within_limits(&self) -> bool {
         let limits = &self.meter.limits;
         let is_within = |used| limits.exceeded(used).is_none();
-        !limits.are_measured() || self.meter.state().used().is_some_and(is_within)
+        !limits.are_measured() || self.meter.state.lock().used().is_some_and(is_within)
     }
 
     /// Returns the bytes until the limit of disk usage, as last measured.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
-        let used = self.meter.state().used()?;
+        let used = self.meter.state.lock().used()?;
         Some(self.meter.limits.disk_bytes?.saturating_sub(used.bytes))
     }
 
@@ -123,13 +120,13 @@ impl Root {
         let Meter {
             limits, measuring, ..
         } = &self.meter;
-        let _measuring = measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _measuring = measuring.lock();
         let file_system = limits
             .is_default
             .then(|| self.used_in_file_system())
             .flatten();
         let (finished_before, estimated) = {
-            let state = self.meter.state();
+            let state = self.meter.state.lock();
             // Nothing in the sandbox can have grown by more.
             let grown = file_system
                 .zip(state.file_system)
@@ -141,7 +138,7 @@ impl Root {
             Some(used) if limits.exceeded(used).is_none() => used,
             _ => self.used(unreadable, &|used| limits.exceeded(used).is_some()),
         };
-        let mut state = self.meter.state();
+        let mut state = self.meter.state.lock();
         state.measured = Some(used);
         state.file_system = file_system;
         // What was written meanwhile may be counted twice, until the next measurement.
@@ -198,7 +195,7 @@ impl Root {
         }
         let limits = &self.meter.limits;
         let try_count = || {
-            let mut state = self.meter.state();
+            let mut state = self.meter.state.lock();
             // Nothing is known before the first measurement.
             let used = state.used().unwrap_or(DiskUsage::UNKNOWN);
             match limits.exceeded(used + usage) {
@@ -267,7 +264,7 @@ impl Reservation {
     /// The file is complete.
     pub(super) fn complete(&mut self) {
         let usage = std::mem::take(&mut self.usage);
-        let mut state = self.root.meter.state();
+        let mut state = self.root.meter.state.lock();
         state.unfinished = state.unfinished - usage;
         state.finished = state.finished + usage;
     }
@@ -275,7 +272,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.root.meter.state();
+        let mut state = self.root.meter.state.lock();
         state.unfinished = state.unfinished - self.usage;
     }
 }

@@ -20,11 +20,12 @@ mod usage;
 mod walk;
 mod write;
 
+use parking_lot::Mutex;
 use std::fs::{File, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
@@ -207,14 +208,11 @@ impl Root {
 
     fn directories(&self) -> Arc<Directories> {
         let directories = self.directories.lock();
-        Arc::clone(&directories.unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&directories)
     }
 
     fn set_directories(&self, directories: Directories) {
-        let mut current = self
-            .directories
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.directories.lock();
         *current = Arc::new(directories);
     }
 

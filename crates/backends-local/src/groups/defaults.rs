@@ -2,10 +2,11 @@
 //!
 //! The memory limit holds for all sandboxes of a backend together, in a control group that they share.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Limits, Policy};
@@ -64,7 +65,7 @@ impl Defaults {
         });
         let (hierarchy, group) = group.clone()?;
         // Another thread must not take a group without its limits, or one that is removed because they were refused.
-        let _creating = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _creating = self.creating.lock();
         match group.create() {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return None,
             _ => {}

@@ -3,11 +3,12 @@
 //! The socket holds some 200 orders, which a busy init leaves there. Orders that need no answer are then kept
 //! here, and a thread sends them, so that neither the runtime nor a destructor ever waits for init.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use cantle_supervisor::wire::Order;
@@ -40,10 +41,6 @@ impl OrderQueue {
         self.control.as_fd()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Order>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends an order without blocking.
     ///
     /// # Errors
@@ -70,7 +67,7 @@ impl OrderQueue {
     /// # Errors
     /// As [`send`](Self::send); `WouldBlock` if too many orders wait already.
     pub(super) fn post(self: &Arc<Self>, order: Order) -> io::Result<()> {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             match self.send(order, &[]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -97,7 +94,7 @@ impl OrderQueue {
             if !matches!(poll(&mut polled, None), Ok(_) | Err(Errno::INTR)) {
                 break;
             }
-            let mut waiting = self.waiting();
+            let mut waiting = self.waiting.lock();
             while let Some(order) = waiting.front() {
                 match self.send(*order, &[]) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -109,6 +106,6 @@ impl OrderQueue {
                 return;
             }
         }
-        self.waiting().clear();
+        self.waiting.lock().clear();
     }
 }

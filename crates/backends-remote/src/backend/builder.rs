@@ -1,9 +1,10 @@
 //! The builder of a [`RemoteBackend`].
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_command_driver::check_environment;

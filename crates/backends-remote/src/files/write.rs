@@ -1,8 +1,9 @@
 //! Writing of files: to a temporary file, renamed when complete.
 
+use parking_lot::Mutex;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -72,10 +73,7 @@ pub(crate) async fn write(
     );
     let uploading = upload(&files.active.envd, &temporary.text, Box::pin(counted));
     let uploaded = shared.while_alive(&files.active.envd, uploading).await?;
-    let failure = failure
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
+    let failure = failure.lock().take();
     if let Some(error) = failure {
         return Err(error);
     }
@@ -127,7 +125,7 @@ fn counted(
             }
             Err(error) => error,
         };
-        *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *failure.lock() = Some(error);
         Err(io::Error::other("the data ended early"))
     })
 }
@@ -174,13 +172,13 @@ impl Default for UploadProgress {
 
 impl UploadProgress {
     fn set(&self, since: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        *self.0.lock() = since;
     }
 
     /// Waits until the server has made no progress for [`STALL_TIMEOUT`].
     async fn stalled(&self) {
         loop {
-            let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = *self.0.lock();
             if since.is_some_and(|since| since.elapsed() >= STALL_TIMEOUT) {
                 return;
             }

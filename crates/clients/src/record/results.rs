@@ -1,6 +1,7 @@
 //! Recorded tool results.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use cantle_core::content::Content;
 use cantle_core::message::ToolCall;
@@ -28,7 +29,7 @@ impl ResultLog {
             content: content.clone(),
             success,
         }));
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.lock();
         if let Err(error) = file.write_line(&line) {
             file.result_error.get_or_insert(error);
         }

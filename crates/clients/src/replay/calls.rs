@@ -1,7 +1,7 @@
 //! Recorded calls, indexed by request.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
@@ -100,7 +100,7 @@ impl CallIndex {
             let message = "failed to encode the request as in recordings";
             LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
         })?;
-        let mut replayed = self.replayed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replayed = self.replayed.lock();
         let matching = (0..)
             .zip(&self.calls)
             .filter(|(_, call)| self.matches(call, &encoded));

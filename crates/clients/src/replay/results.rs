@@ -1,7 +1,7 @@
 //! Recorded tool results, indexed by call.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 
 use cantle_core::content::Content;
 use cantle_core::message::{Message, ToolCall};
@@ -57,7 +57,6 @@ impl ResultIndex {
             was_executed: true,
         };
         let executed = self.executed.get_mut();
-        let executed = executed.unwrap_or_else(PoisonError::into_inner);
         let results = executed.entry((line.id, line.tool, line.arguments));
         results.or_default().push_back(result);
     }
@@ -75,7 +74,7 @@ impl ResultIndex {
 
     pub(super) fn next(&self, call: &ToolCall) -> Option<RecordedResult> {
         let key = (call.id.clone(), call.name.clone(), call.arguments.clone());
-        let mut executed = self.executed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut executed = self.executed.lock();
         match executed.get_mut(&key) {
             Some(results) if results.len() > 1 => results.pop_front(),
             Some(results) => results.front().cloned(),

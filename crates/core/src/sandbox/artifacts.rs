@@ -1,9 +1,10 @@
 //! Artifacts: the files that changed between two walks, described and copied into a sink.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use auto_impl::auto_impl;
@@ -54,7 +55,7 @@ pub struct MemorySink(Mutex<BTreeMap<SandboxPath, Bytes>>);
 impl MemorySink {
     /// Returns the files that were stored, and forgets them.
     pub fn take(&self) -> BTreeMap<SandboxPath, Bytes> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -65,7 +66,7 @@ impl ArtifactSink for MemorySink {
         while let Some(piece) = content.next().await {
             bytes.extend_from_slice(&piece?);
         }
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.0.lock();
         files.insert(path.clone(), bytes.freeze());
         Ok(())
     }

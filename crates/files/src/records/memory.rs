@@ -1,7 +1,7 @@
 //! A catalogue in memory.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use uuid::Uuid;
@@ -24,10 +24,6 @@ impl MemoryRecords {
             identity: Uuid::new_v4().to_string(),
             records: Mutex::default(),
         }
-    }
-
-    fn records(&self) -> MutexGuard<'_, BTreeMap<FileId, FileRecord>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -52,14 +48,14 @@ impl Records for MemoryRecords {
     }
 
     async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         quota.check(usage_of(&records, &record.owner), record.size_bytes)?;
         records.insert(record.id, record.clone());
         Ok(())
     }
 
     async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        let records = self.records();
+        let records = self.records.lock();
         let found = records.get(&id).filter(|record| record.owner == owner);
         Ok(found.cloned())
     }
@@ -70,7 +66,7 @@ impl Records for MemoryRecords {
         after: Option<FileId>,
         limit: u32,
     ) -> Result<Vec<FileRecord>, FilesError> {
-        let records = self.records();
+        let records = self.records.lock();
         let newest = records.range(..after.unwrap_or(Uuid::max())).rev();
         let own = newest
             .map(|(_, record)| record)
@@ -79,11 +75,11 @@ impl Records for MemoryRecords {
     }
 
     async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
-        Ok(usage_of(&self.records(), owner))
+        Ok(usage_of(&self.records.lock(), owner))
     }
 
     async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         if records.get(&id).is_none_or(|record| record.owner != owner) {
             return Ok(None);
         }
@@ -91,7 +87,7 @@ impl Records for MemoryRecords {
     }
 
     async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
-        let records = self.records();
+        let records = self.records.lock();
         Ok(records.values().find(|record| record.key == key).cloned())
     }
 }

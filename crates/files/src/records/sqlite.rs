@@ -1,8 +1,9 @@
 //! A catalogue in a SQLite file.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,7 @@ impl SqliteRecords {
     ) -> Result<T, FilesError> {
         let connection = Arc::clone(&self.connection);
         blocking(move || {
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connection = connection.lock();
             work(&mut connection).map_err(FilesError::catalogue)
         })
         .await

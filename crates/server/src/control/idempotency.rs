@@ -1,7 +1,8 @@
 //! Idempotency keys: repeated requests whose response was lost.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -62,10 +63,6 @@ pub(super) struct PendingRequest {
 }
 
 impl IdempotencyCache {
-    fn lock(&self) -> MutexGuard<'_, CacheEntries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins a request, or returns the result of an earlier one.
     pub(super) fn begin(
         self: &Arc<Self>,
@@ -75,7 +72,7 @@ impl IdempotencyCache {
     ) -> ApiResult<IdempotencyState> {
         let request = digest(&[request]);
         let key = digest(&[owner.as_str().as_bytes(), key.as_bytes()]);
-        let mut entries = self.lock();
+        let mut entries = self.0.lock();
         entries.evict();
         let conflict = |message: &str, code| Err(ApiError::conflict(message).with_code(code));
         match entries.by_key.get(&key) {
@@ -117,7 +114,7 @@ impl PendingRequest {
     /// Records the created sandbox.
     pub(super) fn complete(mut self, id: &str) {
         self.is_complete = true;
-        let mut entries = self.cache.lock();
+        let mut entries = self.cache.0.lock();
         if let Some(entry) = entries.by_key.get_mut(&self.key) {
             entry.id = Some(id.into());
         }
@@ -129,7 +126,7 @@ impl PendingRequest {
 impl Drop for PendingRequest {
     fn drop(&mut self) {
         if !self.is_complete {
-            self.cache.lock().by_key.remove(&self.key);
+            self.cache.0.lock().by_key.remove(&self.key);
         }
     }
 }
@@ -174,7 +171,7 @@ mod tests {
             let key = number.to_string();
             assert_eq!(begin(&cache, &key, b"1"), Ok("begun".to_owned()));
         }
-        assert_eq!(cache.lock().by_key.len(), MAX_COMPLETED);
+        assert_eq!(cache.0.lock().by_key.len(), MAX_COMPLETED);
         assert_eq!(begin(&cache, "1", b"1"), Ok("made for 1".to_owned()));
         assert_eq!(begin(&cache, "0", b"1"), Ok("begun".to_owned()));
     }

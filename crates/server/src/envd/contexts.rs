@@ -1,8 +1,9 @@
 //! The contexts of a sandbox.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use cantle_core::code::CodeSession;
@@ -104,7 +105,7 @@ impl CodeContext {
     /// Takes the descriptors of its interpreter, unless it has them.
     pub(crate) fn take_descriptors(&self, account: &SandboxAccount) -> Result<()> {
         let descriptors = self.descriptors.lock();
-        let mut descriptors = descriptors.unwrap_or_else(PoisonError::into_inner);
+        let mut descriptors = descriptors;
         if descriptors.is_none() {
             *descriptors = Some(account.take_descriptors()?);
         }
@@ -136,12 +137,8 @@ impl Contexts {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Arc<CodeContext>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn list(&self) -> Vec<ContextInfo> {
-        let table = self.table();
+        let table = self.table.lock();
         let mut contexts: Vec<_> = table.values().collect();
         contexts.sort_by_key(|context| context.created);
         contexts
@@ -170,7 +167,7 @@ impl Contexts {
             language,
             cwd: path::resolve(&cwd, home)?.to_string(),
         };
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if table.len() >= MAX_CONTEXTS {
             let message = format!("the sandbox has {MAX_CONTEXTS} contexts: remove one first");
             return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
@@ -199,7 +196,7 @@ impl Contexts {
     }
 
     fn find(&self, id: &str) -> Result<Arc<CodeContext>> {
-        let found = self.table().get(id).map(Arc::clone);
+        let found = self.table.lock().get(id).map(Arc::clone);
         found.ok_or_else(|| {
             let shown: String = id.chars().take(40).collect();
             EnvdError::not_found(format!("context {shown} not found"))
@@ -211,7 +208,7 @@ impl Contexts {
         let context = self.find(id)?;
         context.ended.cancel();
         self.session.end(id).await;
-        let mut table = self.table();
+        let mut table = self.table.lock();
         // It may have been removed meanwhile.
         if let Some(current) = table.get_mut(id).filter(|it| Arc::ptr_eq(it, &context)) {
             *current = CodeContext::new(context.info.clone());
@@ -227,7 +224,7 @@ impl Contexts {
         let context = self.find(id)?;
         context.ended.cancel();
         self.session.end(id).await;
-        self.table().remove(id);
+        self.table.lock().remove(id);
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! Metadata of files: of uploaded ones (`X-Metadata-NAME: value`), stored in memory, and what commands have stored with
 //! a file as extended attributes.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::sandbox::{MAX_ATTRIBUTES_BYTES, SandboxErrorKind, SandboxPath};
 use http::HeaderMap;
@@ -123,17 +123,13 @@ impl Metadata {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, MetadataTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn get(&self, path: &SandboxPath) -> BTreeMap<String, String> {
-        self.lock().by_path.get(path).cloned().unwrap_or_default()
+        self.0.lock().by_path.get(path).cloned().unwrap_or_default()
     }
 
     /// Replaces the metadata of a file.
     pub(crate) fn set(&self, path: &SandboxPath, values: BTreeMap<String, String>) -> Result<()> {
-        let mut table = self.lock();
+        let mut table = self.0.lock();
         let is_new = !values.is_empty() && !table.by_path.contains_key(path);
         if is_new && table.by_path.len() >= MAX_FILES {
             let message = format!("at most {MAX_FILES} files of a sandbox may have metadata");
@@ -143,11 +139,11 @@ impl Metadata {
     }
 
     pub(crate) fn remove(&self, path: &SandboxPath) {
-        self.lock().remove_all(path);
+        self.0.lock().remove_all(path);
     }
 
     pub(crate) fn rename(&self, from: &SandboxPath, to: &SandboxPath) {
-        let mut table = self.lock();
+        let mut table = self.0.lock();
         let moved: Vec<(SandboxPath, BTreeMap<String, String>)> = table
             .by_path
             .iter()

@@ -1,6 +1,7 @@
 //! A running sandbox: its current users, commands and watchers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxPath};
@@ -83,13 +84,9 @@ impl RunningSandbox {
         }
     }
 
-    fn opened(&self) -> MutexGuard<'_, Option<OpenedSandbox>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the contexts of its code interpreter, if there is one.
     pub(crate) fn contexts(&self) -> Option<Arc<Contexts>> {
-        self.opened().as_ref()?.contexts.clone()
+        self.opened.lock().as_ref()?.contexts.clone()
     }
 
     /// Returns a reference to the sandbox.
@@ -97,7 +94,7 @@ impl RunningSandbox {
     /// # Errors
     /// [`SandboxErrorKind::Closed`] if it has ended.
     pub(crate) fn acquire(&self) -> Result<SandboxUse, SandboxError> {
-        match &*self.opened() {
+        match &*self.opened.lock() {
             Some(OpenedSandbox { sandbox, .. }) if !self.ended.is_cancelled() => {
                 let account = self.account.clone();
                 Ok(SandboxUse::new(
@@ -120,13 +117,13 @@ impl RunningSandbox {
         if timeout(RELEASE_TIMEOUT, self.uses.wait()).await.is_err() {
             tracing::debug!("a sandbox that has ended is still in use");
         }
-        self.opened().take()
+        self.opened.lock().take()
     }
 
     /// Closes the sandbox.
     pub(crate) async fn close(&self) -> Result<(), SandboxError> {
         self.ended.cancel();
-        let opened = self.opened().clone();
+        let opened = self.opened.lock().clone();
         let Some(OpenedSandbox { sandbox, contexts }) = opened else {
             return Ok(());
         };

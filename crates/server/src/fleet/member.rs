@@ -1,8 +1,9 @@
 //! One sandbox of the fleet: its definition, state and deadline.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
@@ -147,30 +148,26 @@ impl Member {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, SandboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn state(&self) -> SandboxState {
-        self.lock().clone()
+        self.state.lock().clone()
     }
 
     /// Sets the state and returns the previous one.
     pub(crate) fn set_state(&self, state: SandboxState) -> SandboxState {
-        std::mem::replace(&mut *self.lock(), state)
+        std::mem::replace(&mut *self.state.lock(), state)
     }
 
     /// Sets the place that a running sandbox takes.
     pub(crate) fn set_place(&self, place: Option<SandboxPlace>) {
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = place;
+        *self.place.lock() = place;
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        matches!(*self.lock(), SandboxState::Running(_))
+        matches!(*self.state.lock(), SandboxState::Running(_))
     }
 
     pub(crate) fn is_paused(&self) -> bool {
-        matches!(*self.lock(), SandboxState::Paused(_))
+        matches!(*self.state.lock(), SandboxState::Paused(_))
     }
 
     /// Returns the API's name for the state of a sandbox that has not ended.
@@ -184,7 +181,7 @@ impl Member {
 
     /// Returns the running sandbox, unless it is paused or ended.
     pub(crate) fn running(&self) -> Option<Arc<RunningSandbox>> {
-        match &*self.lock() {
+        match &*self.state.lock() {
             SandboxState::Running(running) => Some(Arc::clone(running)),
             _ => None,
         }

@@ -6,13 +6,14 @@
 mod member;
 mod store;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -129,18 +130,14 @@ impl Fleet {
         is_complete.then(|| handles.collect())
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Member>>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns all sandboxes.
     pub(crate) fn members(&self) -> Vec<Arc<Member>> {
-        self.table().values().map(Arc::clone).collect()
+        self.members.lock().values().map(Arc::clone).collect()
     }
 
     /// Finds a sandbox by id, regardless of its owner.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Member>> {
-        self.table().get(id).map(Arc::clone)
+        self.members.lock().get(id).map(Arc::clone)
     }
 
     /// Finds a sandbox of an owner by id.
@@ -221,7 +218,7 @@ impl Fleet {
             member.set_place(Some(place));
             member.set_lifetime(lifetime);
             let stopped = {
-                let mut members = fleet.table();
+                let mut members = fleet.members.lock();
                 members.insert(member.identity.id.clone(), Arc::clone(&member));
                 fleet.stopping.is_cancelled()
             };
@@ -350,7 +347,7 @@ impl Fleet {
         if matches!(state, SandboxState::Ended) {
             return None;
         }
-        self.table().remove(&member.identity.id);
+        self.members.lock().remove(&member.identity.id);
         let permit = self.ending.acquire().await.ok();
         let closed = async {
             match state {
@@ -467,7 +464,7 @@ impl Fleet {
                 Ok(sandbox) => sandbox,
                 Err(error) if error.kind() == SandboxErrorKind::Gone => {
                     member.set_state(SandboxState::Ended);
-                    fleet.table().remove(id);
+                    fleet.members.lock().remove(id);
                     if let Some(store) = &fleet.store {
                         store.remove(id).await;
                     }

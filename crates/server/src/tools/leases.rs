@@ -4,8 +4,9 @@
 //! closed after some time without a call, or earlier if a principal of the same key needs the place and no other
 //! sandbox has been unused for longer.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cantle_core::ids::RunId;
@@ -76,17 +77,13 @@ impl PrincipalState {
         }
     }
 
-    fn usage(&self) -> MutexGuard<'_, CallUsage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn idle(&self) -> Duration {
-        self.usage().latest.elapsed()
+        self.usage.lock().latest.elapsed()
     }
 
     /// Counts a call, unless the minute has had as many as it may.
     fn count(&self, limit: u32) -> Result<(), Refusal> {
-        let mut usage = self.usage();
+        let mut usage = self.usage.lock();
         if usage.minute.elapsed() >= MINUTE {
             (usage.minute, usage.calls) = (Instant::now(), 0);
         }
@@ -134,16 +131,12 @@ impl Leases {
         leases
     }
 
-    fn states(&self) -> MutexGuard<'_, HashMap<PrincipalId, Arc<PrincipalState>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn all(&self) -> Vec<Arc<PrincipalState>> {
-        self.states().values().map(Arc::clone).collect()
+        self.states.lock().values().map(Arc::clone).collect()
     }
 
     fn state(&self, principal: &PrincipalId) -> Result<Arc<PrincipalState>, Refusal> {
-        let mut states = self.states();
+        let mut states = self.states.lock();
         if states.len() >= MAX_PRINCIPALS && !states.contains_key(principal) {
             let detail = "too many principals call this server: repeat the call later";
             return Err(Refusal::limited(detail, RETRY));
@@ -237,7 +230,7 @@ async fn close_idle(leases: Weak<Leases>, interval: Duration) {
                 close(&mut sandbox).await;
             }
         }
-        leases.states().retain(|_, state| {
+        leases.states.lock().retain(|_, state| {
             // A call has another reference.
             let is_unused = Arc::strong_count(state) == 1 && state.idle() >= MINUTE;
             !is_unused || state.sandbox.try_lock().map_or(true, |it| it.is_some())
@@ -268,7 +261,7 @@ pub(super) struct ActiveCall {
 impl Drop for ActiveCall {
     fn drop(&mut self) {
         // A sandbox is idle from the end of a call on.
-        self.state.usage().latest = Instant::now();
+        self.state.usage.lock().latest = Instant::now();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The requests that the server received and the usage that it reported.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -39,7 +39,7 @@ impl Record {
     /// Records a request for `turn` of `run`.
     pub(super) fn receive(&self, headers: HeaderMap, raw: Bytes, run: u64, turn: usize) -> Request {
         let request = {
-            let mut entries = self.entries();
+            let mut entries = self.entries.lock();
             let next = entries.attempts.entry((run, turn)).or_default();
             let attempt = *next;
             *next += 1;
@@ -60,15 +60,15 @@ impl Record {
     }
 
     pub(super) fn sent(&self, usage: Usage) {
-        self.entries().usage += usage;
+        self.entries.lock().usage += usage;
     }
 
     pub(super) fn requests(&self) -> Vec<Request> {
-        self.entries().requests.clone()
+        self.entries.lock().requests.clone()
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.entries().usage
+        self.entries.lock().usage
     }
 
     pub(super) async fn received(&self, count: usize) {
@@ -78,9 +78,5 @@ impl Record {
             .subscribe()
             .wait_for(|&received| received >= count)
             .await;
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

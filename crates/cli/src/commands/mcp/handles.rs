@@ -1,8 +1,9 @@
 //! Sandboxes of MCP clients without sessions (protocol 2026-07-28): results name a handle, and later calls give it as an
 //! argument. Each principal has its own, so no handle is valid under another key.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cantle::core::content::{Content, Part};
 use cantle::core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
@@ -85,7 +86,7 @@ impl Handles {
     /// Acts on the sandboxes. Expired ones are removed first, because the client may never name them.
     fn sandboxes<R>(&self, act: impl FnOnce(&mut HashMap<String, SandboxTools>) -> R) -> R {
         let sandboxes = self.sandboxes.lock();
-        let mut sandboxes = sandboxes.unwrap_or_else(PoisonError::into_inner);
+        let mut sandboxes = sandboxes;
         sandboxes.retain(|_, tools| !tools.is_expired());
         act(&mut sandboxes)
     }
@@ -147,7 +148,7 @@ mod tests {
             handles.call("list_files", json!({}), cx).await.unwrap();
         };
         call().await;
-        let first = handles.sandboxes.lock().unwrap().values().next().cloned();
+        let first = handles.sandboxes.lock().values().next().cloned();
         let first = first.unwrap();
         let expired = async {
             while !first.is_expired() {
@@ -156,7 +157,7 @@ mod tests {
         };
         timeout(DEADLINE, expired).await.unwrap();
         call().await;
-        let left: Vec<_> = handles.sandboxes.lock().unwrap().drain().collect();
+        let left: Vec<_> = handles.sandboxes.lock().drain().collect();
         assert_eq!(left.len(), 1);
         for (_, tools) in left {
             tools.close().await.unwrap();

@@ -1,7 +1,8 @@
 //! `/mcp` of `cantle serve`: a sandbox for each session of an MCP client, or for each handle of a client without sessions.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -45,7 +46,7 @@ impl McpExtension {
     }
 
     fn server(&self, client: ExtensionClient) -> Arc<HttpToolServer> {
-        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut servers = self.servers.lock();
         let server = servers
             .entry(client.principal().clone())
             .or_insert_with(|| {
@@ -77,8 +78,7 @@ impl Extension for McpExtension {
 
     async fn stop(&self) {
         self.cancellation.cancel();
-        let servers =
-            std::mem::take(&mut *self.servers.lock().unwrap_or_else(PoisonError::into_inner));
+        let servers = std::mem::take(&mut *self.servers.lock());
         drop(servers);
         self.sandboxes.close();
         // The others end with the process.

@@ -1,9 +1,10 @@
 //! A user interface for programs: questions arrive on a channel and are answered by id.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::{Either, select};
@@ -135,7 +136,7 @@ impl AnswerHandle {
     }
 
     fn with<T>(&self, access: impl FnOnce(&mut HashMap<QuestionId, OpenQuestion>) -> T) -> T {
-        access(&mut self.0.open.lock().unwrap_or_else(PoisonError::into_inner))
+        access(&mut self.0.open.lock())
     }
 }
 

@@ -3,7 +3,8 @@
 //! A subscriber that reads nothing for the idle time is dropped. Output without subscribers is
 //! discarded, as in envd.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -97,16 +98,10 @@ impl RunningCommand {
         (Arc::new(running), receiver)
     }
 
-    fn subscribers(&self) -> MutexGuard<'_, Vec<mpsc::Sender<ProcessEvent>>> {
-        self.subscribers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Subscribes to further events.
     pub(crate) fn subscribe(&self) -> mpsc::Receiver<ProcessEvent> {
         let (sender, receiver) = mpsc::channel(QUEUED_EVENTS);
-        let mut subscribers = self.subscribers();
+        let mut subscribers = self.subscribers.lock();
         match &*self.end.borrow() {
             // The new channel has capacity.
             Some((_, event)) => drop(sender.try_send(event.clone())),
@@ -166,7 +161,7 @@ impl RunningCommand {
             },
         };
         let subscribers = {
-            let mut subscribers = self.subscribers();
+            let mut subscribers = self.subscribers.lock();
             self.end.send_replace(Some((Instant::now(), event.clone())));
             std::mem::take(&mut *subscribers)
         };
@@ -189,7 +184,7 @@ impl RunningCommand {
         while let Some(Ok(mut chunk)) = output.next().await {
             while !chunk.bytes.is_empty() {
                 let part = chunk.bytes.split_to(max.min(chunk.bytes.len()));
-                let subscribers = self.subscribers().clone();
+                let subscribers = self.subscribers.lock().clone();
                 if subscribers.is_empty() {
                     continue;
                 }
@@ -198,7 +193,7 @@ impl RunningCommand {
                 for subscriber in subscribers {
                     let sent = timeout(idle_timeout, subscriber.send(event.clone())).await;
                     if !matches!(sent, Ok(Ok(()))) {
-                        let mut subscribers = self.subscribers();
+                        let mut subscribers = self.subscribers.lock();
                         subscribers.retain(|other| !other.same_channel(&subscriber));
                     }
                 }
@@ -269,7 +264,7 @@ mod tests {
         for _ in 0..10 {
             drop(command.subscribe());
         }
-        assert!(command.subscribers().len() <= 2);
+        assert!(command.subscribers.lock().len() <= 2);
         assert!(!first.is_closed());
     }
 }

@@ -3,8 +3,9 @@
 pub(crate) mod command;
 pub(crate) mod messages;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::command::RunningCommand;
@@ -38,7 +39,7 @@ pub(crate) struct CommandSlot<'t>(&'t Commands);
 
 impl Drop for CommandSlot<'_> {
     fn drop(&mut self) {
-        let mut table = self.0.table();
+        let mut table = self.0.table.lock();
         table.starting = table.starting.saturating_sub(1);
     }
 }
@@ -52,13 +53,9 @@ impl Commands {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, CommandTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reserves a slot.
     pub(crate) fn reserve(&self) -> Result<CommandSlot<'_>> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.evict();
         let running = table
             .by_pid
@@ -77,19 +74,22 @@ impl Commands {
 
     /// Returns an id for a command whose backend reports none.
     pub(crate) fn synthetic_pid(&self) -> u32 {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         // Above every kernel's process ids.
         table.last_synthetic_pid = (table.last_synthetic_pid + 1) % (1 << 30);
         (1 << 30) | table.last_synthetic_pid
     }
 
     pub(crate) fn add(&self, command: &Arc<RunningCommand>) {
-        self.table().by_pid.insert(command.pid, Arc::clone(command));
+        self.table
+            .lock()
+            .by_pid
+            .insert(command.pid, Arc::clone(command));
     }
 
     /// Finds a command; it may have ended.
     pub(crate) fn find(&self, selector: &Selector) -> Result<Arc<RunningCommand>> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.evict();
         let found = match (selector.pid, &selector.tag) {
             (Some(pid), _) => table.by_pid.get(&pid),
@@ -120,7 +120,7 @@ impl Commands {
 
     /// Lists the running commands.
     pub(crate) fn list(&self) -> Vec<ProcessInfo> {
-        let table = self.table();
+        let table = self.table.lock();
         let running = table
             .by_pid
             .values()

@@ -1,7 +1,8 @@
 //! The latest uploads of new files. In E2B's sandboxes they change the owner of the file, which watchers report.
 
+use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use cantle_core::sandbox::SandboxPath;
 use tokio::time::Instant;
@@ -45,7 +46,7 @@ impl Uploads {
             ended: OnceLock::new(),
             _charge: charge,
         });
-        let mut uploads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uploads = self.0.lock();
         uploads.truncate(MAX_UPLOADS - 1);
         uploads.push_front(Arc::clone(&upload));
         Ok(UploadGuard(upload))
@@ -53,7 +54,7 @@ impl Uploads {
 
     /// Returns the paths of the uploads that had not ended at a time.
     pub(crate) fn since(&self, time: Instant) -> HashSet<SandboxPath> {
-        let uploads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let uploads = self.0.lock();
         let is_recent =
             |upload: &&Arc<Upload>| upload.ended.get().is_none_or(|ended| *ended >= time);
         let recent = uploads.iter().filter(is_recent);

@@ -1,7 +1,8 @@
 //! Watchers: the watched directories of one sandbox, up to a maximum number.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{ChangeNotice, SandboxPath};
@@ -61,20 +62,14 @@ impl BufferedWatcher {
         }
     }
 
-    fn last_query(&self) -> MutexGuard<'_, Instant> {
-        self.last_query
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that the client fetches events.
     pub(crate) fn touch(&self) {
-        *self.last_query() = Instant::now();
+        *self.last_query.lock() = Instant::now();
     }
 
     /// Returns the time since the client fetched events.
     pub(crate) fn unattended(&self) -> Duration {
-        self.last_query().elapsed()
+        self.last_query.lock().elapsed()
     }
 }
 
@@ -94,7 +89,7 @@ impl Watchers {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, WatcherTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub(crate) fn check_quota(&self, table: &mut WatcherTable) -> Result<()> {

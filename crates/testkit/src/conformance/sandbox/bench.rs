@@ -1,9 +1,10 @@
 //! Test bench of a case: a fresh sandbox and short helpers.
 
+use parking_lot::Mutex;
 use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -124,7 +125,7 @@ impl Bench<'_> {
     /// Closes all sandboxes of the case. A failure of the case takes precedence and shortens the wait.
     pub(super) async fn finish(self, checked: Checked) -> Checked {
         let others = self.others.into_inner();
-        let others = others.unwrap_or_else(PoisonError::into_inner);
+        let others = others;
         let limit = if checked.is_ok() {
             STEP_TIMEOUT
         } else {
@@ -156,10 +157,7 @@ impl Bench<'_> {
         policy: Policy,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let sandbox = open(backend, policy).await?;
-        self.others
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::clone(&sandbox));
+        self.others.lock().push(Arc::clone(&sandbox));
         Ok(sandbox)
     }
 
