@@ -32,7 +32,7 @@ enum Part {
     Names,
     /// No default methods in public traits, which wrappers could forget; forwarding for pointers
     Traits,
-    /// Each library with no feature, and with each alone
+    /// Each published library with no feature, and with each alone
     Features,
     /// The local backend for other systems
     Portable,
@@ -68,7 +68,15 @@ impl Part {
             Part::Docs => cargo
                 .args(["doc", "--workspace", "--lib", "--no-deps"])
                 .env("RUSTDOCFLAGS", "-D warnings"),
-            Part::Tidy => cargo.args(["test", "--package", "xtask"]),
+            // The whole workspace's features, so that it reuses the dependencies that the tests were built with.
+            Part::Tidy => cargo.args([
+                "test",
+                "--workspace",
+                "--features",
+                "cantle-cli/otel",
+                "--bin",
+                "xtask",
+            ]),
             Part::Layers => return layers::check(),
             Part::Imports => return imports::check(),
             Part::Names => return type_names::check(),

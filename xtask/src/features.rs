@@ -1,13 +1,14 @@
-//! Every library builds without features and with each of its features alone.
+//! Every published library builds without features and with each of its features alone.
 
 use anyhow::Result;
 
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, Package};
 use crate::shell;
 
 pub fn check() -> Result<()> {
     let packages = Metadata::read()?.packages;
-    for package in packages.iter().filter(|package| package.is_library()) {
+    let is_checked = |package: &&Package| package.is_library() && package.is_published();
+    for package in packages.iter().filter(is_checked) {
         let names = package.features.keys().map(String::as_str);
         let alone = names.filter(|name| *name != "default");
         for features in std::iter::once("").chain(alone) {
