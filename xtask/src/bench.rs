@@ -6,6 +6,7 @@
 use anyhow::Result;
 
 use crate::dist::Profile;
+use crate::lane::Lane;
 use crate::metadata::Metadata;
 use crate::peers::{self, Workshop};
 use crate::{dist, shell};
@@ -27,7 +28,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let build = ["build", "--profile=dist", "--package=cantle-bench"];
     shell::run(shell::cargo().args(build))?;
     let target = Metadata::read()?.target;
-    let workshop = Workshop::open(&target)?;
+    let workshop = Workshop::open(&target, Lane::Quick)?;
     // Until the end of the measurements.
     let engine = match peers::bring_up_engine(&workshop) {
         Ok(engine) => Some(engine),

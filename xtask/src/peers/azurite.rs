@@ -24,8 +24,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         .args(["--blobHost", "127.0.0.1", "--blobPort", "0"])
         .args(["--inMemoryPersistence", "--skipApiVersionCheck"])
         .current_dir(&directory);
-    let (server, address) =
-        Server::start_by_log(workshop, "azurite", &command, "successfully listens on ")?;
+    let signs = ("successfully listens on ", None);
+    let (server, address) = Server::start(workshop, "azurite", &mut command, signs)?;
     let mut create = Command::new("node");
     create.arg(source("azurite.js"));
     create.args([&address, CONTAINER, KEY]);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use tempfile::TempDir;
 
 use super::python::source;
@@ -89,19 +89,12 @@ fn start(workshop: &Workshop) -> Result<(String, Ready)> {
     let place = tempfile::Builder::new()
         .prefix("cantle-docker-")
         .tempdir()?;
-    let directory = place.path().to_owned();
-    let name = directory.file_name().context("it has a name")?;
-    let groups = Path::new("/").join(name);
-    let socket = directory.join("docker.sock");
+    let socket = place.path().join("docker.sock");
     let host = format!("unix://{}", socket.display());
     let mut command = Command::new("sh");
-    command.arg(source(ENGINE)).arg(&directory);
+    command.arg(source(ENGINE)).arg(place.path());
     let server = Server::start_when(workshop, "docker", &command, || engine_answers(&socket))?;
-    let ready = Ready {
-        server: Some(server),
-        _leftovers: Some(Box::new(EngineFiles { place, groups })),
-        ..Ready::default()
-    };
+    let ready = Ready::served(server, []).with_leftovers(EngineFiles(place));
     Ok((host, ready))
 }
 
@@ -113,16 +106,12 @@ fn engine_answers(socket: &Path) -> bool {
     })
 }
 
-/// The directory and the control groups of an engine; removed on drop.
-pub struct EngineFiles {
-    place: TempDir,
-    /// Their path in every hierarchy.
-    groups: PathBuf,
-}
+/// The directory of an engine, and its control groups, which have the directory's name; removed on drop.
+struct EngineFiles(TempDir);
 
 impl Drop for EngineFiles {
     fn drop(&mut self) {
-        let Ok(name) = self.groups.strip_prefix("/") else {
+        let Some(name) = self.0.path().file_name() else {
             return;
         };
         let Ok(hierarchies) = fs::read_dir("/sys/fs/cgroup") else {
@@ -136,11 +125,9 @@ impl Drop for EngineFiles {
             // Silent: most hierarchies are other names of the same one.
             let _ = remove.stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
-        if let Err(error) = fs::remove_dir_all(self.place.path()) {
-            eprintln!(
-                "xtask: failed to remove {}: {error}",
-                self.place.path().display()
-            );
+        let directory = self.0.path();
+        if let Err(error) = fs::remove_dir_all(directory) {
+            eprintln!("xtask: failed to remove {}: {error}", directory.display());
         }
     }
 }

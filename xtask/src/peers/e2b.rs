@@ -5,7 +5,6 @@ use std::os::unix::fs::symlink;
 use anyhow::{Context, Result, bail};
 
 use super::python::Python;
-use super::workshop::npm_install;
 use super::{Ready, Workshop};
 use crate::lane::Lane;
 use crate::shell;
@@ -54,15 +53,15 @@ const JAVASCRIPT_SUITE: [&str; 18] = [
 const JAVASCRIPT: [&str; 2] = ["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    for program in ["node", "npm"] {
-        if shell::probe(program, &["--version"]).is_none() {
-            bail!("there is no {program}");
-        }
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+    if shell::probe("node", &["--version"]).is_none() {
+        bail!("there is no Node.js");
     }
+    let is_full = workshop.lane == Lane::Full;
+    let javascript = workshop.npm("e2b-js", &JAVASCRIPT)?;
     let python = Python::find((3, 10))?;
-    let mut environments = Vec::new();
-    let older = OLDER.into_iter().filter(|_| lane == Lane::Full);
+    let mut environments = vec![("js".to_owned(), javascript)];
+    let older = OLDER.into_iter().filter(|_| is_full);
     for (version, pins) in older.chain([NEWEST]) {
         let peer = format!("e2b-python-{version}");
         let packages: &[&str] = match version == NEWEST.0 {
@@ -73,17 +72,13 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
         environments.push((format!("python-{version}"), environment.file("venv")));
     }
     let has_checkout = CHECKOUTS.iter().any(|it| std::env::var_os(it).is_some());
-    if lane == Lane::Full && has_checkout {
+    if is_full && has_checkout {
         let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("python-suite".to_owned(), environment.file("venv")));
         let directory = workshop.npm("e2b-js-suite", &JAVASCRIPT_SUITE)?;
         environments.push(("js-suite".to_owned(), directory));
     }
-    let directory = workshop.cached("e2b", &JAVASCRIPT.join(" "), |directory| {
-        let js = directory.join("js");
-        std::fs::create_dir(&js)?;
-        workshop.step("e2b", npm_install(&js).args(JAVASCRIPT))
-    })?;
+    let directory = workshop.cached("e2b", "links", |_| Ok(()))?;
     for (name, environment) in environments {
         let place = directory.join(name);
         let is_there = place.symlink_metadata().is_ok();

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::python::{Environment, Python, source};
-use super::server::{ReadySigns, Server};
+use super::server::Server;
 use super::{Ready, Workshop};
 
 const KEY: &str = "sk-cantle-test";
@@ -47,11 +47,8 @@ impl Proxy {
             .env("DISABLE_ADMIN_UI", "True")
             // Compiling what it imports takes two thirds of its start: once is enough.
             .env_remove("PYTHONDONTWRITEBYTECODE");
-        let signs = ReadySigns {
-            before_address: "running on ",
-            ready: "/health/liveliness",
-        };
-        let (server, address) = Server::start(workshop, "litellm", &mut command, &signs)?;
+        let signs = ("running on ", Some("/health/liveliness"));
+        let (server, address) = Server::start(workshop, "litellm", &mut command, signs)?;
         let variables = [
             ("CANTLE_TEST_LITELLM_URL", format!("{address}/v1")),
             ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),

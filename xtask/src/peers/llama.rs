@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::python::{Python, source};
-use super::server::{ReadySigns, Server};
+use super::server::Server;
 use super::{Ready, Workshop};
 
 const KEY: &str = "sk-tiny";
@@ -25,11 +25,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         .arg(source("llama_server.py"))
         .arg(&model)
         .args(["0", KEY]);
-    let signs = ReadySigns {
-        before_address: "listening on ",
-        ready: "/health",
-    };
-    let (server, address) = Server::start(workshop, "llama", &mut command, &signs)?;
+    let signs = ("listening on ", Some("/health"));
+    let (server, address) = Server::start(workshop, "llama", &mut command, signs)?;
     let variables = [
         ("CANTLE_TEST_LLAMA_URL", format!("{address}/v1")),
         ("CANTLE_TEST_LLAMA_KEY", KEY.to_owned()),

@@ -1,16 +1,16 @@
 //! The MCP project's test server, server-everything, and its conformance suite; in the full lane also its clients, the
 //! inspector and the Python SDK, and Playwright's server.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::aimock::{NODE, node_version};
 use super::python::Python;
-use super::{Ready, Workshop};
+use super::{Ready, Workshop, node};
 use crate::lane::Lane;
-use crate::shell;
 
-const EVERYTHING: &str = "@modelcontextprotocol/server-everything@2026.8.31";
-const CONFORMANCE: &str = "@modelcontextprotocol/conformance@0.2.0-alpha.12";
+const PACKAGES: [&str; 2] = [
+    "@modelcontextprotocol/server-everything@2026.8.31",
+    "@modelcontextprotocol/conformance@0.2.0-alpha.12",
+];
 /// Programs of the full lane: the package, the program and its variable.
 const FULL: [(&str, &str, &str); 2] = [
     (
@@ -29,17 +29,8 @@ const PINS: &str = include_str!("../../peers/mcp.txt");
 const MINIMUM: (u32, u32) = (22, 0);
 
 /// Installs them. Tests start them.
-pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
-    let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
-    let is_old = node_version(&answer).is_none_or(|version| version < MINIMUM);
-    let mut packages = vec![EVERYTHING, CONFORMANCE];
-    packages.extend(is_old.then_some(NODE));
-    let directory = workshop.npm("mcp", &packages)?;
-    let modules = directory.join("node_modules");
-    let node = match is_old {
-        true => modules.join("node/bin/node").display().to_string(),
-        false => "node".to_owned(),
-    };
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+    let (modules, node) = node::install(workshop, "mcp", &PACKAGES, MINIMUM)?;
     let program = |name: &str| modules.join(".bin").join(name).display().to_string();
     let mut ready = Ready::with([
         (
@@ -47,9 +38,9 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
             program("mcp-server-everything"),
         ),
         ("CANTLE_TEST_MCP_CONFORMANCE", program("conformance")),
-        ("CANTLE_TEST_MCP_NODE", node),
+        ("CANTLE_TEST_MCP_NODE", node.display().to_string()),
     ]);
-    if lane == Lane::Full {
+    if workshop.lane == Lane::Full {
         for (package, program, variable) in FULL {
             let installed = workshop.npm(program, &[package])?;
             let program = installed.join("node_modules/.bin").join(program);

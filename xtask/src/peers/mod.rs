@@ -17,6 +17,7 @@ mod llama;
 mod mcp;
 mod mdbook;
 mod moto;
+mod node;
 mod phoenix;
 mod postgres;
 mod python;
@@ -38,28 +39,24 @@ pub use workshop::Workshop;
 
 use crate::lane::Lane;
 
-type BringUp = fn(&Workshop, Lane) -> Result<Ready>;
+type BringUp = fn(&Workshop) -> Result<Ready>;
 
 /// The peers that need no other one, and the first lane that has them.
 const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
-    ("llama", Lane::Quick, |workshop, _| {
-        llama::bring_up(workshop)
-    }),
+    ("llama", Lane::Quick, llama::bring_up),
     // For histories that it wrote and histories that it must read (`xtask/peers/stirrup_history.py`). The second package
     // is a part that lxml has given up and a dependency of Stirrup still imports.
-    ("stirrup", Lane::Quick, |workshop, _| {
+    ("stirrup", Lane::Quick, |workshop| {
         let packages = ["stirrup", "lxml_html_clean"];
         let pins = include_str!("../../peers/stirrup.txt");
         let variable = "CANTLE_TEST_STIRRUP_PYTHON";
         python::peer(workshop, ("stirrup", (3, 12)), &packages, pins, variable)
     }),
     // Cargo compiles all crates once more for it.
-    ("static", Lane::Full, |workshop, _| {
-        static_program::bring_up(workshop)
-    }),
+    ("static", Lane::Full, static_program::bring_up),
     ("e2b", Lane::Quick, e2b::bring_up),
     // Its figures are results of a Python kernel.
-    ("matplotlib", Lane::Quick, |workshop, _| {
+    ("matplotlib", Lane::Quick, |workshop| {
         let pins = include_str!("../../peers/matplotlib.txt");
         let variable = "CANTLE_TEST_MATPLOTLIB";
         python::peer(
@@ -70,21 +67,15 @@ const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
             variable,
         )
     }),
-    ("moto", Lane::Quick, |workshop, _| moto::bring_up(workshop)),
-    ("s3s", Lane::Full, |workshop, _| s3s::bring_up(workshop)),
-    ("azurite", Lane::Full, |workshop, _| {
-        azurite::bring_up(workshop)
-    }),
-    ("postgres", Lane::Quick, |workshop, _| {
-        postgres::bring_up(workshop)
-    }),
+    ("moto", Lane::Quick, moto::bring_up),
+    ("s3s", Lane::Full, s3s::bring_up),
+    ("azurite", Lane::Full, azurite::bring_up),
+    ("postgres", Lane::Quick, postgres::bring_up),
     ("mcp", Lane::Quick, mcp::bring_up),
-    ("index", Lane::Quick, |workshop, _| {
-        index::bring_up(workshop)
-    }),
-    ("chromium", Lane::Quick, |_, _| chromium::bring_up()),
+    ("index", Lane::Quick, index::bring_up),
+    ("chromium", Lane::Quick, |_| chromium::bring_up()),
     // The readers of exported runs: those of ATIF and of Inspect.
-    ("readers", Lane::Full, |workshop, _| {
+    ("readers", Lane::Full, |workshop| {
         let pins = include_str!("../../peers/readers.txt");
         let variable = "CANTLE_TEST_READERS_PYTHON";
         python::peer(
@@ -95,15 +86,9 @@ const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
             variable,
         )
     }),
-    ("extractors", Lane::Full, |workshop, _| {
-        extractors::bring_up(workshop)
-    }),
-    ("mdbook", Lane::Full, |workshop, _| {
-        mdbook::bring_up(workshop)
-    }),
-    ("phoenix", Lane::Full, |workshop, _| {
-        phoenix::bring_up(workshop)
-    }),
+    ("extractors", Lane::Full, extractors::bring_up),
+    ("mdbook", Lane::Full, mdbook::bring_up),
+    ("phoenix", Lane::Full, phoenix::bring_up),
 ];
 
 /// The peers of which one needs another.
@@ -221,7 +206,7 @@ impl Peers {
 }
 
 /// Prepares and starts all peers side by side.
-pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<Peers> {
+pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
     system::install_missing();
     let outcomes = thread::scope(|scope| -> Result<_> {
         let aimock = start(scope, "aimock", || aimock::bring_up(workshop));
@@ -232,9 +217,9 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         });
         let wanted = INDEPENDENT
             .into_iter()
-            .filter(|(_, first, _)| *first <= lane);
+            .filter(|(_, first, _)| *first <= workshop.lane);
         let others: Vec<_> = wanted
-            .map(|(name, _, bring_up)| (name, start(scope, name, move || bring_up(workshop, lane))))
+            .map(|(name, _, bring_up)| (name, start(scope, name, move || bring_up(workshop))))
             .collect();
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);

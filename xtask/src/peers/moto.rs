@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::python::Python;
-use super::server::{ReadySigns, Server};
+use super::server::Server;
 use super::{Ready, Workshop};
 use crate::shell;
 
@@ -23,11 +23,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         // Its log is read before its buffer is full.
         .env("PYTHONUNBUFFERED", "1")
         .env_remove("PYTHONDONTWRITEBYTECODE");
-    let signs = ReadySigns {
-        before_address: "Running on ",
-        ready: "/moto-api/data.json",
-    };
-    let (server, address) = Server::start(workshop, "moto", &mut command, &signs)?;
+    let signs = ("Running on ", Some("/moto-api/data.json"));
+    let (server, address) = Server::start(workshop, "moto", &mut command, signs)?;
     let mut create = Command::new("curl");
     create.args(["--silent", "--fail", "--noproxy", "*", "-X", "PUT"]);
     shell::output(create.arg(format!("{address}/{BUCKET}")))?;

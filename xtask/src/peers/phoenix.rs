@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::python::Python;
-use super::server::{ReadySigns, Server};
+use super::server::Server;
 use super::{Ready, Workshop};
 
 const PINS: &str = include_str!("../../peers/phoenix.txt");
@@ -25,11 +25,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         .env("PHOENIX_WORKING_DIR", state.path())
         // Its log is read before its buffer is full.
         .env("PYTHONUNBUFFERED", "1");
-    let signs = ReadySigns {
-        before_address: "Uvicorn running on ",
-        ready: "/healthz",
-    };
-    let (server, address) = Server::start(workshop, "phoenix", &mut command, &signs)?;
+    let signs = ("Uvicorn running on ", Some("/healthz"));
+    let (server, address) = Server::start(workshop, "phoenix", &mut command, signs)?;
     let ready = Ready::served(server, [("CANTLE_TEST_PHOENIX_URL", address)]);
     Ok(ready.with_leftovers(state))
 }

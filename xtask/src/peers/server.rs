@@ -23,21 +23,14 @@ pub struct Server {
     process: Guarded,
 }
 
-/// How a server shows that it is ready.
-pub struct ReadySigns {
-    /// Text before `http://127.0.0.1:PORT` in its log.
-    pub before_address: &'static str,
-    /// A path that answers 200 once the server is ready.
-    pub ready: &'static str,
-}
-
 impl Server {
-    /// Starts the server and waits until it answers. Returns its address, `http://127.0.0.1:PORT`.
+    /// Starts the server and waits for its signs: the text before its address in its log, and a path that answers 200
+    /// once it is ready, unless the log tells that, too. Returns its address, `http://127.0.0.1:PORT`.
     pub fn start(
         workshop: &Workshop,
         peer: &str,
         command: &mut Command,
-        signs: &ReadySigns,
+        (before_address, ready): (&str, Option<&str>),
     ) -> Result<(Server, String)> {
         // A configured proxy is for package registries, not for loopback.
         command
@@ -47,33 +40,15 @@ impl Server {
         let mut found = None;
         let server = Server::start_when(workshop, peer, command, || {
             let text = fs::read(&log).unwrap_or_default();
-            found = address(&String::from_utf8_lossy(&text), signs.before_address);
-            found.is_some_and(|address| {
-                TcpStream::connect_timeout(&address, ANSWER_TIMEOUT).is_ok_and(|stream| {
-                    let _ = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
-                    answers(stream, signs.ready)
-                })
+            found = address(&String::from_utf8_lossy(&text), before_address);
+            let Some(address) = found else { return false };
+            let Some(path) = ready else { return true };
+            TcpStream::connect_timeout(&address, ANSWER_TIMEOUT).is_ok_and(|stream| {
+                let _ = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+                answers(stream, path)
             })
         })?;
         let address = found.context("it has answered")?;
-        Ok((server, format!("http://{address}")))
-    }
-
-    /// Starts a server that logs its address when it is ready. Returns the address, `http://127.0.0.1:PORT`.
-    pub fn start_by_log(
-        workshop: &Workshop,
-        peer: &str,
-        command: &Command,
-        before_address: &str,
-    ) -> Result<(Server, String)> {
-        let log = workshop.log(peer);
-        let mut found = None;
-        let server = Server::start_when(workshop, peer, command, || {
-            let text = fs::read(&log).unwrap_or_default();
-            found = address(&String::from_utf8_lossy(&text), before_address);
-            found.is_some()
-        })?;
-        let address = found.context("it has logged it")?;
         Ok((server, format!("http://{address}")))
     }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 
 use crate::guard::Guarded;
+use crate::lane::Lane;
 use crate::shell;
 
 /// Lines of a log that an error shows.
@@ -18,13 +19,15 @@ const DEADLINE: Duration = Duration::from_secs(3600);
 
 pub struct Workshop {
     directory: PathBuf,
+    /// The lane that the peers are for.
+    pub lane: Lane,
     /// Held while this program runs: two of them would install into each other.
     _lock: File,
 }
 
 impl Workshop {
     /// Waits for another run in the same target directory to end.
-    pub fn open(target: &Path) -> Result<Workshop> {
+    pub fn open(target: &Path, lane: Lane) -> Result<Workshop> {
         let directory = target.join("peers");
         fs::create_dir_all(directory.join("logs"))
             .with_context(|| format!("failed to create {}", directory.display()))?;
@@ -35,6 +38,7 @@ impl Workshop {
         }
         Ok(Workshop {
             directory,
+            lane,
             _lock: lock,
         })
     }
@@ -107,13 +111,19 @@ impl Workshop {
         })
     }
 
-    /// A directory with npm packages.
+    /// A directory with npm packages, among which may be flags for their installation.
     pub fn npm(&self, peer: &str, packages: &[&str]) -> Result<PathBuf> {
         if shell::probe("npm", &["--version"]).is_none() {
             bail!("there is no npm");
         }
         self.cached(peer, &packages.join(" "), |directory| {
-            self.step(peer, npm_install(directory).args(packages))
+            let mut npm = Command::new("npm");
+            npm.args(["install", "--no-audit", "--no-fund", "--no-save"])
+                .args(["--fetch-retries=1", "--prefix"])
+                .arg(directory)
+                .args(packages)
+                .current_dir(directory);
+            self.step(peer, &npm)
         })
     }
 
@@ -132,20 +142,4 @@ pub fn tail(path: &Path) -> String {
         .collect();
     let shown = &lines[lines.len().saturating_sub(TAIL)..];
     shown.iter().map(|line| format!("    {line}\n")).collect()
-}
-
-/// Returns the installation of npm packages, which follow, into a directory.
-pub fn npm_install(directory: &Path) -> Command {
-    let mut npm = Command::new("npm");
-    npm.args([
-        "install",
-        "--no-audit",
-        "--no-fund",
-        "--no-save",
-        "--fetch-retries=1",
-    ])
-    .arg("--prefix")
-    .arg(directory)
-    .current_dir(directory);
-    npm
 }

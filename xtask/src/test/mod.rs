@@ -51,14 +51,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let mut cargo_args = CargoArgs::parse(&args.cargo_test_args);
     cargo_args.add_features(lane);
     let required = Required::from_env()?;
-    let workshop = Workshop::open(&Metadata::read()?.target)?;
+    let workshop = Workshop::open(&Metadata::read()?.target, lane)?;
 
     let (programs, peers) = thread::scope(|scope| {
         let peers = scope.spawn(|| {
             if args.without_peers {
                 return Ok(Peers::default());
             }
-            shell::timed("peers", || peers::bring_up(&workshop, &required, lane))
+            shell::timed("peers", || peers::bring_up(&workshop, &required))
         });
         let programs = shell::timed("building the tests", || programs::build(&cargo_args));
         let panicked = |_| Err(anyhow!("bringing up the peers panicked"));
