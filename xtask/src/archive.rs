@@ -7,29 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 
 use crate::dist::{self, Profile};
+use crate::metadata::Metadata;
 use crate::{shell, workspace};
 
 /// Beginnings of the names of files with licences.
 const LICENCE_FILES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
-
-/// The packages of `cargo metadata`, with those of registries.
-#[derive(Deserialize)]
-struct Packages {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    license: Option<String>,
-    /// Absent for packages of this workspace.
-    source: Option<String>,
-    manifest_path: PathBuf,
-}
 
 /// Build the static binary and print its path; with the profile `dist`, the release archive, too
 #[derive(clap::Args)]
@@ -101,13 +85,9 @@ fn licences() -> Result<String> {
     let tree = shell::output(&mut tree)?;
     // Each line is `NAME vVERSION`, with notes behind.
     let linked: BTreeSet<_> = tree.lines().filter_map(name_and_version).collect();
-    let mut metadata = shell::cargo();
-    metadata.args(["metadata", "--format-version=1", "--all-features"]);
-    let packages: Packages = serde_json::from_str(&shell::output(&mut metadata)?)?;
-
     let mut text = String::from("Crates that are linked into this program, and their licences.\n");
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for package in &packages.packages {
+    for package in &Metadata::with_dependencies()?.packages {
         let id = (package.name.as_str(), package.version.as_str());
         if package.source.is_none() || !linked.contains(&id) {
             continue;

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use syn::visit::Visit;
 use syn::{Item, ItemFn, ItemUse, UseTree};
 
@@ -16,18 +16,7 @@ use crate::source::{self, Crate, Module};
 const MAX_REEXPORTS: usize = 16;
 
 pub fn check() -> Result<()> {
-    let mut wrong = Vec::new();
-    for source in Crate::read_all()? {
-        let cycles = cycles(&source).into_iter();
-        wrong.extend(cycles.map(|cycle| format!("{}: {cycle}", source.name)));
-    }
-    if !wrong.is_empty() {
-        bail!(
-            "modules import each other in a circle:\n{}",
-            wrong.join("\n")
-        );
-    }
-    Ok(())
+    source::check("modules import each other in a circle", cycles)
 }
 
 /// One name that a `use` binds.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// The output of `cargo metadata`, without dependencies.
+/// The output of `cargo metadata`.
 #[derive(Deserialize)]
 pub struct Metadata {
     pub packages: Vec<Package>,
@@ -21,6 +21,9 @@ pub struct Package {
     pub name: String,
     pub version: String,
     pub manifest_path: PathBuf,
+    pub license: Option<String>,
+    /// Absent for packages of this workspace.
+    pub source: Option<String>,
     pub features: BTreeMap<String, Vec<String>>,
     /// Registries it may be published to; empty for `publish = false`.
     publish: Option<Vec<String>>,
@@ -57,9 +60,18 @@ impl Package {
 }
 
 impl Metadata {
+    /// Reads the packages of the workspace.
     pub fn read() -> Result<Metadata> {
-        let json =
-            shell::output(shell::cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
+        Self::read_with("--no-deps")
+    }
+
+    /// Reads the packages of the workspace and all that they depend on.
+    pub fn with_dependencies() -> Result<Metadata> {
+        Self::read_with("--all-features")
+    }
+
+    fn read_with(option: &str) -> Result<Metadata> {
+        let json = shell::output(shell::cargo().args(["metadata", "--format-version=1", option]))?;
         serde_json::from_str(&json).context("failed to parse the output of cargo metadata")
     }
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use syn::{Attribute, Expr, ExprLit, Item, Lit, Meta};
 
 use crate::metadata::Metadata;
@@ -25,9 +25,20 @@ pub struct Module {
     pub items: Vec<Item>,
 }
 
+/// Fails with `title` and the violations in all crates.
+pub fn check(title: &str, violations: impl Fn(&Crate) -> Vec<String>) -> Result<()> {
+    let mut wrong = Vec::new();
+    for source in Crate::read_all()? {
+        let found = violations(&source).into_iter();
+        wrong.extend(found.map(|text| format!("{}: {text}", source.name)));
+    }
+    ensure!(wrong.is_empty(), "{title}:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
 impl Crate {
     /// Parses every library and program of the workspace, and the supervisor.
-    pub fn read_all() -> Result<Vec<Crate>> {
+    fn read_all() -> Result<Vec<Crate>> {
         let mut crates = Vec::new();
         for package in Metadata::read()?.packages {
             for root in package.roots() {

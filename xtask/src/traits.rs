@@ -1,9 +1,9 @@
 //! Public traits can be wrapped: no method has a default that a wrapper could forget, and pointers forward them.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use syn::{Item, ItemTrait, TraitItem, TypeParamBound, Visibility};
 
-use crate::source::Crate;
+use crate::source;
 
 /// Traits whose methods have defaults.
 const WITH_DEFAULTS: [&str; 4] = [
@@ -22,20 +22,14 @@ const FORWARDED_BY_HAND: [&str; 1] = [
 ];
 
 pub fn check() -> Result<()> {
-    let mut wrong = Vec::new();
-    for source in Crate::read_all()? {
-        for module in &source.modules {
-            let found = module.items.iter().filter_map(|item| match item {
-                Item::Trait(item) => violation(item),
-                _ => None,
-            });
-            wrong.extend(found.map(|text| format!("{}: {text}", module.display())));
-        }
-    }
-    if !wrong.is_empty() {
-        bail!("public traits are hard to wrap:\n{}", wrong.join("\n"));
-    }
-    Ok(())
+    source::check("public traits are hard to wrap", |source| {
+        let items = source.modules.iter().flat_map(|module| &module.items);
+        let violations = items.filter_map(|item| match item {
+            Item::Trait(item) => violation(item),
+            _ => None,
+        });
+        violations.collect()
+    })
 }
 
 fn violation(item: &ItemTrait) -> Option<String> {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use syn::{Item, Visibility};
 
-use crate::source::{Crate, Module};
+use crate::source::{self, Crate, Module};
 
 /// Names that every module may use for its own.
 const COMMON: [&str; 2] = ["Error", "Builder"];
@@ -17,20 +17,16 @@ const PER_SYSTEM: (&str, &[&str]) = (
 );
 
 pub fn check() -> Result<()> {
-    let mut wrong = Vec::new();
-    for source in Crate::read_all()? {
-        for (name, modules) in repeated(&source) {
-            let is_per_system =
-                PER_SYSTEM.0 == source.name && PER_SYSTEM.1.contains(&name.as_str());
-            if !is_per_system {
-                wrong.push(format!("{}: {name} in {}", source.name, modules.join(", ")));
-            }
+    source::check("types of one crate share a name", |source| {
+        let mut repeated = repeated(source);
+        if source.name == PER_SYSTEM.0 {
+            repeated.retain(|name, _| !PER_SYSTEM.1.contains(&name.as_str()));
         }
-    }
-    if !wrong.is_empty() {
-        bail!("types of one crate share a name:\n{}", wrong.join("\n"));
-    }
-    Ok(())
+        let lines = repeated.iter();
+        lines
+            .map(|(name, modules)| format!("{name} in {}", modules.join(", ")))
+            .collect()
+    })
 }
 
 /// Returns the type names that several modules declare, with those modules.
