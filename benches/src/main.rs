@@ -133,7 +133,11 @@ fn main() -> Result<()> {
     }
     print!("{report}");
     if let Some(path) = json {
-        std::fs::write(&path, report.to_json()?)?;
+        // A measurement of some areas keeps the rows of the others.
+        let earlier = std::fs::read(&path).ok().filter(|_| !chosen.is_empty());
+        let earlier =
+            earlier.and_then(|earlier| serde_json::from_slice::<serde_json::Value>(&earlier).ok());
+        std::fs::write(&path, report.to_json(&earlier.unwrap_or_default())?)?;
         println!("written to {}", path.display());
     }
     for failure in &failures {

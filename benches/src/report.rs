@@ -4,8 +4,9 @@ use std::fmt;
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::{Value, json};
 
-#[derive(Default, Serialize)]
+#[derive(Default)]
 pub(crate) struct Report {
     rows: Vec<Row>,
 }
@@ -36,12 +37,7 @@ impl Report {
         unit: &'static str,
         most: f64,
     ) {
-        self.rows.push(Row {
-            what: what.into(),
-            value,
-            unit,
-            goal: Some((f64::NEG_INFINITY, most)),
-        });
+        self.between(what, value, unit, (f64::NEG_INFINITY, most));
     }
 
     pub(crate) fn at_least(
@@ -69,8 +65,15 @@ impl Report {
         });
     }
 
-    pub(crate) fn to_json(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(self)?)
+    /// Returns the report as JSON, after the rows of an earlier one that it does not have.
+    pub(crate) fn to_json(&self, earlier: &Value) -> Result<String> {
+        let earlier = earlier["rows"].as_array().into_iter().flatten();
+        let is_kept = |row: &&Value| !self.rows.iter().any(|own| row["what"] == *own.what);
+        let mut rows: Vec<Value> = earlier.filter(is_kept).cloned().collect();
+        for row in &self.rows {
+            rows.push(serde_json::to_value(row)?);
+        }
+        Ok(serde_json::to_string_pretty(&json!({ "rows": rows }))?)
     }
 }
 
@@ -102,5 +105,27 @@ impl fmt::Display for Report {
             writeln!(f)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_other_areas_stay() {
+        let mut earlier = Report::default();
+        earlier.add("one", 1.0, "s");
+        earlier.at_most("two", 2.0, "MB", 5.0);
+        let earlier = earlier.to_json(&Value::Null).unwrap();
+        let mut report = Report::default();
+        report.add("one", 3.0, "s");
+        let merged = report.to_json(&serde_json::from_str(&earlier).unwrap());
+        let merged: Value = serde_json::from_str(&merged.unwrap()).unwrap();
+        let expected = json!({"rows": [
+            {"what": "two", "value": 2.0, "unit": "MB", "goal": [null, 5.0]},
+            {"what": "one", "value": 3.0, "unit": "s", "goal": null},
+        ]});
+        assert_eq!(merged, expected);
     }
 }

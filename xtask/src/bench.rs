@@ -14,7 +14,7 @@ use crate::{dist, shell};
 /// Measures the numbers in docs/performance.md.
 #[derive(clap::Args)]
 pub struct BenchArgs {
-    /// Write the measurements here, as JSON.
+    /// Write the measurements here, as JSON; a file with other areas keeps their rows.
     #[arg(long, default_value = "target/bench.json")]
     json: std::path::PathBuf,
 
