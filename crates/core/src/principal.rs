@@ -1,6 +1,5 @@
 //! Who asks: on whose behalf something runs, and what they may do.
 
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -70,11 +69,7 @@ impl From<String> for PrincipalId {
     }
 }
 
-impl fmt::Display for PrincipalId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+display_as_str!(PrincipalId);
 
 /// Rights of a principal, and the requirement of a tool.
 #[derive(
@@ -95,16 +90,6 @@ pub enum Level {
 }
 
 impl Level {
-    /// Returns the level's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Guest => "guest",
-            Self::User => "user",
-            Self::Admin => "admin",
-            Self::Owner => "owner",
-        }
-    }
-
     /// Returns the refusal of a call if this level, of a tool, is above that of the principal. A tool for
     /// guests needs no principal.
     pub fn refusal(self, tool: &str, principal: Option<&Principal>) -> Option<String> {
@@ -120,19 +105,19 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+names!(Level {
+    Guest: "guest",
+    User: "user",
+    Admin: "admin",
+    Owner: "owner",
+});
 
 impl FromStr for Level {
     type Err = InvalidPrincipal;
 
     fn from_str(text: &str) -> Result<Self, InvalidPrincipal> {
-        let levels = [Self::Guest, Self::User, Self::Admin, Self::Owner];
-        let found = levels.into_iter().find(|level| level.as_str() == text);
-        found.ok_or_else(|| {
+        let found = Self::ALL.iter().find(|level| level.as_str() == text);
+        found.copied().ok_or_else(|| {
             InvalidPrincipal(format!(
                 "`{text}` is no level: use guest, user, admin or owner"
             ))

@@ -1,4 +1,34 @@
-//! Serialization of types as their text.
+//! Types that are text: their names and their serialization.
+
+/// Displays a type by its `as_str`.
+macro_rules! display_as_str {
+    ($type:ty) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+    };
+}
+
+/// Names the values of an enum: `ALL`, `as_str` and `Display`.
+macro_rules! names {
+    ($type:ident { $($value:ident: $name:literal),+ $(,)? }) => {
+        impl $type {
+            /// All values, in order.
+            pub const ALL: &'static [Self] = &[$(Self::$value),+];
+
+            /// Returns the name.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name,)+
+                }
+            }
+        }
+
+        display_as_str!($type);
+    };
+}
 
 /// Serializes a type through its `Display` and `FromStr`.
 macro_rules! serialize_as_text {

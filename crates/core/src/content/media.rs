@@ -68,11 +68,7 @@ impl MediaKind {
 
 impl fmt::Display for MediaKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Image => "image",
-            Self::Video => "video",
-            Self::Audio => "audio",
-        })
+        self.serialize(f)
     }
 }
 

@@ -1,7 +1,5 @@
 //! Names of policy fields, for reports and errors.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 /// A field of [`Policy`](super::Policy), for reports and errors.
@@ -43,32 +41,22 @@ pub enum PolicyField {
     Output,
 }
 
-impl PolicyField {
-    /// Returns its name in JSON and on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ReadRoots => "read_roots",
-            Self::WriteRoots => "write_roots",
-            Self::HiddenPaths => "hidden_paths",
-            Self::WorkingDirectory => "working_directory",
-            Self::Network => "network",
-            Self::Subprocesses => "subprocesses",
-            Self::Environment => "environment",
-            Self::WallTime => "wall_time",
-            Self::CpuTime => "cpu_time",
-            Self::Memory => "memory",
-            Self::Processes => "processes",
-            Self::FileSize => "file_size",
-            Self::Disk => "disk",
-            Self::Inodes => "inodes",
-            Self::OpenFiles => "open_files",
-            Self::Output => "output",
-        }
-    }
-}
-
-impl fmt::Display for PolicyField {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+// As in JSON and on the command line.
+names!(PolicyField {
+    ReadRoots: "read_roots",
+    WriteRoots: "write_roots",
+    HiddenPaths: "hidden_paths",
+    WorkingDirectory: "working_directory",
+    Network: "network",
+    Subprocesses: "subprocesses",
+    Environment: "environment",
+    WallTime: "wall_time",
+    CpuTime: "cpu_time",
+    Memory: "memory",
+    Processes: "processes",
+    FileSize: "file_size",
+    Disk: "disk",
+    Inodes: "inodes",
+    OpenFiles: "open_files",
+    Output: "output",
+});

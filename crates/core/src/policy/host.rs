@@ -36,11 +36,7 @@ impl HostName {
     }
 }
 
-impl fmt::Display for HostName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
+display_as_str!(HostName);
 
 impl FromStr for HostName {
     type Err = InvalidPolicy;

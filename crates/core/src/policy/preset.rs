@@ -1,11 +1,10 @@
 //! Policies by name, for command lines and settings files.
 
-use std::fmt;
 use std::str::FromStr;
 
 use super::{InvalidPolicy, Policy};
 
-/// A named policy.
+/// A named policy, the most common one first.
 ///
 /// ```
 /// use cantle_core::policy::{Policy, Preset};
@@ -29,14 +28,6 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// All presets, most common first.
-    pub const ALL: &'static [Self] = &[
-        Self::Workspace,
-        Self::Network,
-        Self::ReadOnly,
-        Self::Unconfined,
-    ];
-
     /// Returns the policy.
     pub fn policy(self) -> Policy {
         match self {
@@ -46,23 +37,14 @@ impl Preset {
             Self::Unconfined => Policy::unconfined(),
         }
     }
-
-    /// Returns the name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Workspace => "workspace",
-            Self::Network => "network",
-            Self::ReadOnly => "read_only",
-            Self::Unconfined => "unconfined",
-        }
-    }
 }
 
-impl fmt::Display for Preset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+names!(Preset {
+    Workspace: "workspace",
+    Network: "network",
+    ReadOnly: "read_only",
+    Unconfined: "unconfined",
+});
 
 impl FromStr for Preset {
     type Err = InvalidPolicy;

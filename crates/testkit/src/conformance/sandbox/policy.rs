@@ -20,26 +20,7 @@ cases! { cases for Harness:
     unset_fields_are_not_reported,
 }
 
-/// The fields with a policy that sets only this field. Commands can run under each.
-const FIELDS: [PolicyField; 16] = [
-    PolicyField::ReadRoots,
-    PolicyField::WriteRoots,
-    PolicyField::HiddenPaths,
-    PolicyField::WorkingDirectory,
-    PolicyField::Network,
-    PolicyField::Subprocesses,
-    PolicyField::Environment,
-    PolicyField::WallTime,
-    PolicyField::CpuTime,
-    PolicyField::Memory,
-    PolicyField::Processes,
-    PolicyField::FileSize,
-    PolicyField::Disk,
-    PolicyField::Inodes,
-    PolicyField::OpenFiles,
-    PolicyField::Output,
-];
-
+/// Returns a policy that sets only this field. Commands can run under it.
 pub(super) fn policy_with_only(field: PolicyField) -> Policy {
     let mut policy = Policy::unconfined();
     set(&mut policy, field);
@@ -85,7 +66,7 @@ fn set(policy: &mut Policy, field: PolicyField) {
 }
 
 async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
-    for field in FIELDS {
+    for &field in PolicyField::ALL {
         let policy = policy_with_only(field);
         equal("fields set", policy.fields(), vec![field])?;
         match bench.open(policy).await {
@@ -109,7 +90,7 @@ async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
 
 async fn best_effort_opens_and_reports_each_field(bench: &Bench<'_>) -> Checked {
     let mut all = Policy::unconfined();
-    for field in FIELDS {
+    for &field in PolicyField::ALL {
         let mut policy = policy_with_only(field);
         set(&mut all, field);
         policy.strictness = Strictness::BestEffort;
@@ -136,7 +117,7 @@ async fn unset_fields_are_not_reported(bench: &Bench<'_>) -> Checked {
 }
 
 async fn reported_enforcement_is_effective(bench: &Bench<'_>) -> Checked {
-    for field in FIELDS {
+    for &field in PolicyField::ALL {
         let mut policy = policy_with_only(field);
         policy.strictness = Strictness::BestEffort;
         let sandbox = bench.open(policy).await?;
