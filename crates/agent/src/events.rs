@@ -9,6 +9,7 @@ use cantle_core::ids::RunId;
 use cantle_core::ledger::ModelCall;
 use cantle_core::llm::StopReason;
 use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall};
+use cantle_core::seconds::unix_time;
 use cantle_core::tool::Decision;
 use serde_json::Value;
 
@@ -209,8 +210,8 @@ impl<'a> JournalEvents<'a> {
 
     fn push(&mut self, kind: EventKind) {
         let Origin { run, parent, depth } = self.origin;
-        let time = Duration::try_from_secs_f64(self.clock.latest).unwrap_or_default();
-        let mut event = Event::new(Some(self.number), run, UNIX_EPOCH + time, kind);
+        let time = unix_time(self.clock.latest).unwrap_or(UNIX_EPOCH);
+        let mut event = Event::new(Some(self.number), run, time, kind);
         (event.parent, event.depth) = (parent, depth);
         self.number += 1;
         self.events.push(event);

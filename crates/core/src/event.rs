@@ -314,19 +314,20 @@ impl Finish {
 }
 
 mod unix_seconds {
-    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+    use std::time::{SystemTime, UNIX_EPOCH};
 
-    use serde::{Deserialize, Deserializer, Serializer};
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use crate::seconds;
 
     pub(super) fn serialize<S: Serializer>(time: &SystemTime, to: S) -> Result<S::Ok, S::Error> {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        to.serialize_f64(since.as_secs_f64())
+        seconds::serialize(&time.duration_since(UNIX_EPOCH).unwrap_or_default(), to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
-        let seconds = f64::deserialize(from)?;
-        let since = Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)?;
-        Ok(UNIX_EPOCH + since)
+        let time = seconds::unix_time(f64::deserialize(from)?);
+        time.ok_or_else(|| D::Error::custom("the time is not one since 1970"))
     }
 }
 

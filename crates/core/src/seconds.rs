@@ -1,6 +1,6 @@
-//! Serialization of durations as a number of seconds, for `#[serde(with = …)]`.
+//! Numbers of seconds: serialization of durations for `#[serde(with = …)]`, and times since the Unix epoch.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serializer};
 
@@ -19,6 +19,11 @@ pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(from)?;
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+}
+
+/// Returns the time at a number of seconds since the Unix epoch; `None` before it, and if the time is out of range.
+pub fn unix_time(seconds: f64) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
 }
 
 /// Serialization of optional durations.

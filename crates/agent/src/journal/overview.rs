@@ -1,12 +1,13 @@
 //! The overview of a kept run, read without its conversation and its media.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cantle_core::event::RunStatus;
 use cantle_core::ids::RunId;
 use cantle_core::ledger::{Ledger, ModelCall};
 use cantle_core::sandbox::SandboxHandle;
+use cantle_core::seconds::unix_time;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -131,7 +132,7 @@ pub(super) fn read(reader: &mut JournalReader, directory: &Path) -> Result<KeptR
         let text = header.identity.get(key).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
     };
-    let begun = UNIX_EPOCH + Duration::try_from_secs_f64(header.time).unwrap_or_default();
+    let begun = unix_time(header.time).unwrap_or(UNIX_EPOCH);
     let mut kept = KeptRun {
         run: header.run,
         agent: text("agent"),
