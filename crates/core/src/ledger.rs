@@ -145,7 +145,7 @@ impl Ledger {
         let totals = self.totals(name);
         totals.calls += 1;
         totals.failures += u64::from(!success);
-        totals.duration += duration;
+        totals.duration = totals.duration.saturating_add(duration);
         if let Some(metadata) = metadata {
             totals.metadata.add(metadata);
         }
@@ -216,8 +216,8 @@ impl Ledger {
         let complete = |call: &&ModelCall| !call.estimated && call.usage.output_total() > 0;
         for call in self.all_model_calls().filter(complete) {
             let total = totals.entry(&call.model).or_default();
-            total.0 += call.usage.output_total();
-            total.1 += call.duration;
+            total.0 = total.0.saturating_add(call.usage.output_total());
+            total.1 = total.1.saturating_add(call.duration);
         }
         let known = totals.into_iter().filter(|(_, (_, time))| !time.is_zero());
         #[expect(clippy::cast_precision_loss, reason = "a rate")]

@@ -227,3 +227,18 @@ fn ledgers_round_trip_through_json() {
     let json = serde_json::to_string(&root).expect("serializes");
     assert_eq!(serde_json::from_str::<Ledger>(&json).expect("reads"), root);
 }
+
+#[test]
+fn sums_of_a_forged_ledger_saturate() {
+    let call = ModelCall::new("m", CallPurpose::Turn, usage(0, u64::MAX), Duration::MAX);
+    let mut ledger = Ledger {
+        model_calls: vec![call.clone(), call],
+        ..Ledger::default()
+    };
+    ledger.record_tool("t", true, Duration::MAX, None);
+    ledger.record_tool("t", true, Duration::MAX, None);
+    assert_eq!(ledger.tools["t"].duration, Duration::MAX);
+    assert_eq!(ledger.reported_usage().total(), u64::MAX);
+    let speeds = ledger.output_tokens_per_second();
+    assert!((speeds["m"] - 1.0).abs() < 1e-9, "{speeds:?}");
+}
