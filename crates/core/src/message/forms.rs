@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Message;
 
@@ -102,7 +102,8 @@ impl fmt::Debug for EncodedForms {
 /// let again = message.clone(); // the same message, the same forms
 /// assert_eq!(message, again);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Deserialize)]
+#[serde(from = "Message")]
 pub struct SharedMessage(Arc<Inner>);
 
 struct Inner {
@@ -154,12 +155,6 @@ impl PartialEq for SharedMessage {
 impl Serialize for SharedMessage {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.message.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for SharedMessage {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Message::deserialize(deserializer).map(Self::new)
     }
 }
 

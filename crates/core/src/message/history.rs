@@ -31,48 +31,39 @@ const UNANSWERED: &str = "Not run: the conversation was interrupted before this 
 /// # Errors
 /// If the text is none of these; the error has the index of the invalid message.
 pub fn from_json(json: &[u8]) -> Result<Vec<Message>, InvalidHistory> {
-    let value: Value =
-        serde_json::from_slice(json).map_err(|error| InvalidHistory::json(&error))?;
+    let value = serde_json::from_slice(json)
+        .map_err(|error| InvalidHistory::new(None, error.to_string()))?;
     let mut pending = PendingCalls::default();
     messages(value)?
         .into_iter()
         .enumerate()
         .map(|(index, value)| {
-            let upgraded =
-                upgrade(value, &mut pending).map_err(|m| InvalidHistory::at(index, m))?;
-            serde_json::from_value(upgraded).map_err(|e| InvalidHistory::at(index, e.to_string()))
+            let invalid = |message: String| InvalidHistory::new(Some(index), message);
+            let upgraded = upgrade(value, &mut pending).map_err(invalid)?;
+            serde_json::from_value(upgraded).map_err(|error| invalid(error.to_string()))
         })
         .collect()
 }
 
 /// Returns the messages of the conversation in one of the forms of a history.
 fn messages(value: Value) -> Result<Vec<Value>, InvalidHistory> {
-    let groups = |mut groups: Vec<Value>| match groups.pop() {
-        Some(Value::Array(group)) => group,
+    let (conversation, expected) = match value {
+        Value::Object(mut dump) => (
+            dump.remove("msgs")
+                .or_else(|| dump.remove("message_history")),
+            "expected an array of messages, or an object with `msgs` or `message_history`",
+        ),
+        value => (Some(value), "expected an array of messages"),
+    };
+    let Some(Value::Array(mut groups)) = conversation else {
+        return Err(InvalidHistory::new(None, expected));
+    };
+    match groups.pop() {
+        Some(Value::Array(group)) => Ok(group),
         last => {
             groups.extend(last);
-            groups
+            Ok(groups)
         }
-    };
-    match value {
-        Value::Array(values) => Ok(groups(values)),
-        Value::Object(mut dump) => {
-            let conversation = dump
-                .remove("msgs")
-                .or_else(|| dump.remove("message_history"));
-            match conversation {
-                Some(Value::Array(values)) => Ok(groups(values)),
-                _ => Err(InvalidHistory {
-                    index: None,
-                    message: "expected an array of messages, or an object with `msgs` or `message_history`"
-                        .to_owned(),
-                }),
-            }
-        }
-        _ => Err(InvalidHistory {
-            index: None,
-            message: "expected an array of messages".to_owned(),
-        }),
     }
 }
 
@@ -108,7 +99,8 @@ fn close(open: &mut Vec<ToolCall>, messages: &mut Vec<Message>) {
 /// # Errors
 /// If a message can't be serialized, which no known message causes.
 pub fn to_json(messages: &[Message]) -> Result<Vec<u8>, InvalidHistory> {
-    serde_json::to_vec_pretty(messages).map_err(|error| InvalidHistory::json(&error))
+    serde_json::to_vec_pretty(messages)
+        .map_err(|error| InvalidHistory::new(None, error.to_string()))
 }
 
 /// An error while reading or writing a history.
@@ -120,18 +112,9 @@ pub struct InvalidHistory {
 }
 
 impl InvalidHistory {
-    fn json(error: &serde_json::Error) -> Self {
-        Self {
-            index: None,
-            message: error.to_string(),
-        }
-    }
-
-    fn at(index: usize, message: String) -> Self {
-        Self {
-            index: Some(index),
-            message,
-        }
+    fn new(index: Option<usize>, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { index, message }
     }
 
     /// Returns the index of the invalid message.

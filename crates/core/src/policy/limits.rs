@@ -116,24 +116,18 @@ impl Limits {
                 names()
             )));
         };
-        let is_none = value == "none";
-        let time = || match is_none {
-            true => Ok(None),
-            false => duration(value).map(Some).ok_or_else(|| {
-                invalid("a time is a number of seconds above 0, or ends in s, m or h: `90`, `1.5m`")
-            }),
+        let time = || {
+            let advice =
+                "a time is a number of seconds above 0, or ends in s, m or h: `90`, `1.5m`";
+            unless_none(value, duration).ok_or_else(|| invalid(advice))
         };
-        let size = || match is_none {
-            true => Ok(None),
-            false => parse_bytes(value).map(Some).ok_or_else(|| {
-                invalid("a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`")
-            }),
+        let size = || {
+            let advice = "a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`";
+            unless_none(value, parse_bytes).ok_or_else(|| invalid(advice))
         };
-        let number = || match is_none {
-            true => Ok(None),
-            false => whole(value)
-                .map(Some)
-                .ok_or_else(|| invalid("this limit is a whole number above 0: `64`")),
+        let number = || {
+            let advice = "this limit is a whole number above 0: `64`";
+            unless_none(value, whole).ok_or_else(|| invalid(advice))
         };
         match field {
             PolicyField::WallTime => self.wall_time = time()?,
@@ -146,7 +140,7 @@ impl Limits {
             PolicyField::OpenFiles => self.open_files = number()?,
             _ => self.output_bytes = size()?,
         }
-        if is_none {
+        if value == "none" {
             self.unlimited.insert(field);
         } else {
             self.unlimited.remove(&field);
@@ -180,6 +174,14 @@ impl Limits {
 fn names() -> String {
     let names = Limits::default().each().map(|(field, _)| field.as_str());
     format!("the limits are {}", names.join(", "))
+}
+
+/// Parses the value of a limit; `none` is no limit.
+fn unless_none<T>(value: &str, parse: fn(&str) -> Option<T>) -> Option<Option<T>> {
+    match value {
+        "none" => Some(None),
+        value => parse(value).map(Some),
+    }
 }
 
 fn whole(text: &str) -> Option<u64> {

@@ -38,13 +38,10 @@ impl Program {
     /// # Errors
     /// [`SandboxErrorKind::InvalidInput`] if the name is missing or empty.
     pub fn argv(argv: &[OsString], search_path: &OsStr) -> Result<Self, SandboxError> {
-        let (name, arguments) = match argv.split_first() {
-            Some((name, arguments)) if !name.is_empty() => (name, arguments),
-            _ => {
-                let message = "a command must begin with the name of a program";
-                return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-            }
-        };
+        let program = argv.split_first().filter(|(name, _)| !name.is_empty());
+        let (name, arguments) = program.ok_or_else(|| {
+            SandboxError::invalid_input("a command must begin with the name of a program")
+        })?;
         let has_path = name.as_encoded_bytes().contains(&b'/');
         let candidates = if has_path {
             vec![name.clone()]

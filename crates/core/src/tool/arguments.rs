@@ -158,7 +158,7 @@ pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, Inva
         // Some models write `null` for a tool without parameters.
         Ok(Value::Null) => Ok(Value::Object(Map::new())),
         Ok(other) => Err(InvalidArguments::whole(format!(
-            "Tool arguments must be a JSON object, not {}.",
+            "Tool arguments must be a JSON object, not a {}.",
             kind(&other)
         ))),
         Err(error) => Err(InvalidArguments::whole(format!(
@@ -181,14 +181,14 @@ pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, Invalid
     })
 }
 
-/// Names the type of a JSON value, with its article.
-fn kind(value: &Value) -> &'static str {
+/// Names the type of a JSON value.
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "list",
+        Value::Object(_) => "object",
     }
 }

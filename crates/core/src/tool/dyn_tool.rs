@@ -31,19 +31,13 @@ type Body =
 impl DynTool {
     /// Erases the type of a tool.
     pub fn new<T: Tool>(tool: T) -> Self {
-        let schema = schema::of::<T::Params>();
-        let spec = ToolSpec::new(tool.name(), tool.description(), schema);
         let tool = Arc::new(tool);
         let called = Arc::clone(&tool);
-        let call = move |arguments: Value, cx| {
+        let call = move |params: T::Params, cx| {
             let tool = Arc::clone(&called);
-            async move {
-                let params = arguments::typed::<T::Params>(&arguments)?;
-                drop(arguments);
-                tool.call(params, cx).await
-            }
+            async move { tool.call(params, cx).await }
         };
-        Self::from_schema(spec, call).with_properties(tool.properties())
+        Self::from_fn(tool.name(), tool.description(), call).with_properties(tool.properties())
     }
 
     /// Creates a tool from a JSON schema. Arguments are checked for types, required and unknown

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::Keywords;
 use crate::escape::shorten;
+use crate::tool::arguments::kind;
 
 /// Maximum characters of a value and of a description.
 const MAX_VALUE_CHARS: usize = 80;
@@ -11,18 +12,11 @@ const MAX_DESCRIPTION_CHARS: usize = 200;
 
 /// Describes a value: `the string "x"`.
 pub(super) fn value(value: &Value) -> String {
-    let kind = match value {
-        Value::Null => return "null".to_owned(),
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "list",
-        Value::Object(_) => "object",
-    };
-    format!(
-        "the {kind} {}",
-        shorten(&value.to_string(), MAX_VALUE_CHARS)
-    )
+    let text = shorten(&value.to_string(), MAX_VALUE_CHARS);
+    match value {
+        Value::Null => text,
+        _ => format!("the {} {text}", kind(value)),
+    }
 }
 
 /// Lists the values to choose from.
