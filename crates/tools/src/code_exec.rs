@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
-pub use self::allowed::{InvalidPattern, InvalidPatternKind};
+pub use self::allowed::InvalidPattern;
 use self::refusal::CommandRefusal;
 
 const NAME: &str = "code_exec";

@@ -14,7 +14,7 @@ mod user_input;
 mod view_image;
 
 pub use self::calculator::calculator;
-pub use self::code_exec::{CodeExec, InvalidPattern, InvalidPatternKind};
+pub use self::code_exec::{CodeExec, InvalidPattern};
 pub use self::finish::{Finish, FinishParams, FinishWith, finish_schema};
 pub use self::user_input::user_input;
 pub use self::view_image::view_image;

@@ -1,10 +1,10 @@
 //! A table of cases: each with a deadline, a few at a time, results in the table's order.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::time::Duration;
 
+use cantle_core::tool::panic_message;
 use futures_util::stream::{self, select};
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, timeout};
@@ -147,22 +147,13 @@ async fn run_one<H>(case: &Case<H>, harness: &H) -> CaseResult {
             Outcome::Failed(format!("not optional: {failure}"))
         }
         Ok(Ok(Err(failure))) => Outcome::Failed(failure.to_string()),
-        Ok(Err(panic)) => Outcome::Failed(format!("panicked: {}", panic_text(panic))),
+        Ok(Err(panic)) => Outcome::Failed(format!("panicked: {}", panic_message(&*panic))),
         Err(_) => Outcome::Failed(format!("did not end within {:?}", case.deadline)),
     };
     CaseResult {
         name: case.name.to_owned(),
         outcome,
         duration: started.elapsed(),
-    }
-}
-
-fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => panic
-            .downcast_ref::<&str>()
-            .map_or_else(|| "without a message".to_owned(), |text| (*text).to_owned()),
     }
 }
 

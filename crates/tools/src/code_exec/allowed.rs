@@ -27,22 +27,6 @@ pub struct InvalidPattern {
     source: regex_lite::Error,
 }
 
-/// The kind of an [`InvalidPattern`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum InvalidPatternKind {
-    /// The regular expression can't be compiled.
-    Regex,
-}
-
-impl InvalidPattern {
-    /// Returns the kind of error.
-    #[must_use]
-    pub fn kind(&self) -> InvalidPatternKind {
-        InvalidPatternKind::Regex
-    }
-}
-
 /// Patterns of the commands that may be run.
 #[derive(Clone, Debug)]
 pub(super) struct AllowedCommands(Arc<[Pattern]>);

@@ -125,7 +125,6 @@ impl Bench<'_> {
     /// Closes all sandboxes of the case. A failure of the case takes precedence and shortens the wait.
     pub(super) async fn finish(self, checked: Checked) -> Checked {
         let others = self.others.into_inner();
-        let others = others;
         let limit = if checked.is_ok() {
             STEP_TIMEOUT
         } else {
