@@ -132,7 +132,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 /// Returns the IPv4 address that a connection to an IPv6 address reaches: one that is mapped, or embedded for
 /// NAT64 (well-known prefix) or 6to4.
-pub fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low));
     match [a, b, c, d, e, f] {

@@ -12,50 +12,43 @@ use super::{Ready, Workshop};
 
 const KEY: &str = "sk-cantle-test";
 
-pub struct Proxy {
-    environment: Environment,
-}
-
 /// Installs it. Without `prisma` a request with a wrong key is answered by an internal error.
-pub fn prepare(workshop: &Workshop) -> Result<Proxy> {
+pub fn prepare(workshop: &Workshop) -> Result<Environment> {
     let packages = ["litellm[proxy]", "prisma"];
     let pins = include_str!("../../peers/litellm.txt");
-    let environment = Python::find((3, 11))?.environment(workshop, "litellm", &packages, pins)?;
-    Ok(Proxy { environment })
+    Python::find((3, 11))?.environment(workshop, "litellm", &packages, pins)
 }
 
-impl Proxy {
-    /// Starts it in front of aimock.
-    pub fn start(&self, workshop: &Workshop, aimock: &str) -> Result<Ready> {
-        let scripted = port_to_promise()?;
-        let mut command = Command::new(self.environment.program("litellm"));
-        command
-            .arg("--config")
-            .arg(source("litellm.yaml"))
-            .args(["--host", "127.0.0.1", "--port", "0", "--num_workers", "1"])
-            .args(["--telemetry", "False"])
-            .env("AIMOCK_BASE", aimock)
-            .env("AIMOCK_OPENAI_BASE", format!("{aimock}/v1"))
-            .env(
-                "SCRIPTED_OPENAI_BASE",
-                format!("http://127.0.0.1:{scripted}/v1"),
-            )
-            .env("LITELLM_MASTER_KEY", KEY)
-            // Prices come with it; the newest list would come from the network.
-            .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-            .env("LITELLM_MODE", "PRODUCTION")
-            .env("DISABLE_ADMIN_UI", "True")
-            // Compiling what it imports takes two thirds of its start: once is enough.
-            .env_remove("PYTHONDONTWRITEBYTECODE");
-        let signs = ("running on ", Some("/health/liveliness"));
-        let (server, address) = Server::start(workshop, "litellm", &mut command, signs)?;
-        let variables = [
-            ("CANTLE_TEST_LITELLM_URL", format!("{address}/v1")),
-            ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),
-            ("CANTLE_TEST_SCRIPTED_PORT", scripted.to_string()),
-        ];
-        Ok(Ready::served(server, variables))
-    }
+/// Starts it in front of aimock.
+pub fn start(environment: &Environment, workshop: &Workshop, aimock: &str) -> Result<Ready> {
+    let scripted = port_to_promise()?;
+    let mut command = Command::new(environment.program("litellm"));
+    command
+        .arg("--config")
+        .arg(source("litellm.yaml"))
+        .args(["--host", "127.0.0.1", "--port", "0", "--num_workers", "1"])
+        .args(["--telemetry", "False"])
+        .env("AIMOCK_BASE", aimock)
+        .env("AIMOCK_OPENAI_BASE", format!("{aimock}/v1"))
+        .env(
+            "SCRIPTED_OPENAI_BASE",
+            format!("http://127.0.0.1:{scripted}/v1"),
+        )
+        .env("LITELLM_MASTER_KEY", KEY)
+        // Prices come with it; the newest list would come from the network.
+        .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        .env("LITELLM_MODE", "PRODUCTION")
+        .env("DISABLE_ADMIN_UI", "True")
+        // Compiling what it imports takes two thirds of its start: once is enough.
+        .env_remove("PYTHONDONTWRITEBYTECODE");
+    let signs = ("running on ", Some("/health/liveliness"));
+    let (server, address) = Server::start(workshop, "litellm", &mut command, signs)?;
+    let variables = [
+        ("CANTLE_TEST_LITELLM_URL", format!("{address}/v1")),
+        ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),
+        ("CANTLE_TEST_SCRIPTED_PORT", scripted.to_string()),
+    ];
+    Ok(Ready::served(server, variables))
 }
 
 /// A free port that stays free: below the range from which the kernel gives ports to those who

@@ -225,7 +225,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
         let litellm = match &aimock {
-            Ok((_, address)) => proxy.and_then(|proxy| proxy.start(workshop, address)),
+            Ok((_, address)) => proxy.and_then(|proxy| litellm::start(&proxy, workshop, address)),
             Err(_) => Err(anyhow!("it needs aimock")),
         };
         let (busybox, docker) = join(containers)?;

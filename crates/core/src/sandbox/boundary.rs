@@ -12,10 +12,10 @@ use crate::policy::{Network, Policy, PolicyField};
 /// Maximum number of allowed hosts in a note.
 const MAX_HOSTS: usize = 8;
 
-/// For each policy field, lower-case messages that programs print when it stops them.
-const ERROR_MESSAGES: &[(PolicyField, &[&str])] = &[
+/// For policy fields, lower-case messages that programs print when one of them stops them.
+const ERROR_MESSAGES: &[(&[PolicyField], &[&str])] = &[
     (
-        PolicyField::Network,
+        &[PolicyField::Network],
         &[
             "could not resolve",
             "couldn't resolve",
@@ -32,20 +32,16 @@ const ERROR_MESSAGES: &[(PolicyField, &[&str])] = &[
         ],
     ),
     (
-        PolicyField::WorkingDirectory,
+        &[PolicyField::WorkingDirectory, PolicyField::WriteRoots],
         &["read-only file system", "permission denied"],
     ),
     (
-        PolicyField::WriteRoots,
-        &["read-only file system", "permission denied"],
-    ),
-    (
-        PolicyField::Subprocesses,
+        &[PolicyField::Subprocesses],
         &["operation not permitted", "permission denied"],
     ),
-    (PolicyField::CpuTime, &["cpu time limit exceeded"]),
+    (&[PolicyField::CpuTime], &["cpu time limit exceeded"]),
     (
-        PolicyField::Memory,
+        &[PolicyField::Memory],
         &[
             "cannot allocate memory",
             "memoryerror",
@@ -55,7 +51,7 @@ const ERROR_MESSAGES: &[(PolicyField, &[&str])] = &[
         ],
     ),
     (
-        PolicyField::Processes,
+        &[PolicyField::Processes],
         &[
             "fork: resource temporarily unavailable",
             "fork: retry",
@@ -65,18 +61,14 @@ const ERROR_MESSAGES: &[(PolicyField, &[&str])] = &[
         ],
     ),
     (
-        PolicyField::FileSize,
+        &[PolicyField::FileSize],
         &["file too large", "file size limit exceeded"],
     ),
     (
-        PolicyField::Disk,
+        &[PolicyField::Disk, PolicyField::Inodes],
         &["no space left on device", "disk quota exceeded"],
     ),
-    (
-        PolicyField::Inodes,
-        &["no space left on device", "disk quota exceeded"],
-    ),
-    (PolicyField::OpenFiles, &["too many open files"]),
+    (&[PolicyField::OpenFiles], &["too many open files"]),
 ];
 
 impl CommandOutput {
@@ -96,17 +88,17 @@ impl CommandOutput {
             let mut report = info.enforcement.iter();
             report.any(|it| it.field == field && it.by != EnforcedBy::NotEnforced)
         };
-        for (field, messages) in ERROR_MESSAGES {
+        let printed = ERROR_MESSAGES
+            .iter()
+            .filter(|(_, messages)| messages.iter().any(|message| text.contains(message)));
+        for &field in printed.flat_map(|(fields, _)| *fields) {
             let is_covered = match field {
                 // A read-only working directory has its own note.
                 PolicyField::WriteRoots => enforced(PolicyField::WorkingDirectory),
-                _ => reached == Some(*field),
+                _ => reached == Some(field),
             };
-            if !is_covered
-                && enforced(*field)
-                && messages.iter().any(|message| text.contains(message))
-            {
-                self.exit.notes.push(note(*field, policy, info));
+            if !is_covered && enforced(field) {
+                self.exit.notes.push(note(field, policy, info));
             }
         }
     }

@@ -5,6 +5,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+use crate::escape::join_up_to;
 use crate::policy::PolicyField;
 
 /// An error of a sandbox operation. [`Display`](std::fmt::Display) is for people;
@@ -89,11 +90,7 @@ impl SandboxError {
 
     /// Creates an error that lists the policy fields that can't be enforced.
     pub fn unenforceable(backend: &str, fields: Vec<PolicyField>) -> Self {
-        let names = fields
-            .iter()
-            .map(PolicyField::to_string)
-            .collect::<Vec<_>>()
-            .join(", ");
+        let names = join_up_to(usize::MAX, &fields);
         let message = format!("the {backend} backend can't enforce the policy here: {names}");
         Self {
             unenforced: fields,

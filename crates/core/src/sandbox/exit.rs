@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::SandboxPath;
+use crate::escape::shorten;
 use crate::policy::PolicyField;
 
 /// Maximum length of a listed command line, in characters.
@@ -180,13 +181,9 @@ pub struct BackgroundProcess {
 impl BackgroundProcess {
     /// Creates an entry with the first 120 characters of `command`, on one line.
     pub fn new(pid: u32, command: impl Into<String>) -> Self {
-        let mut command: String = command.into();
-        if command.contains('\n') {
-            command = command.replace('\n', " ");
-        }
+        let mut command = command.into().replace('\n', " ");
         if command.chars().nth(MAX_COMMAND_CHARS).is_some() {
-            let shown = command.chars().take(MAX_COMMAND_CHARS - 1);
-            command = shown.chain(['…']).collect();
+            command = shorten(&command, MAX_COMMAND_CHARS - 1);
         }
         Self { pid, command }
     }

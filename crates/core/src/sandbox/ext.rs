@@ -89,7 +89,7 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         }
         if bytes.len() as u64 > limit_bytes {
             let message = format!("`{path}` has more than {limit_bytes} bytes");
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input(message));
         }
         Ok(bytes.freeze())
     }
@@ -403,7 +403,7 @@ async fn stage<S: Sandbox + ?Sized>(
 
 /// Returns the path of an output below the working directory.
 fn output_path(source: &str, working_directory: &SandboxPath) -> Result<SandboxPath, SandboxError> {
-    let refuse = |message: &str| SandboxError::new(SandboxErrorKind::InvalidInput, message);
+    let refuse = |message: &str| SandboxError::invalid_input(message);
     if source.is_empty() {
         return Err(refuse("the path is empty"));
     }

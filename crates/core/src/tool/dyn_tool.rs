@@ -37,7 +37,10 @@ impl DynTool {
             let tool = Arc::clone(&called);
             async move { tool.call(params, cx).await }
         };
-        Self::from_fn(tool.name(), tool.description(), call).with_properties(tool.properties())
+        Self {
+            properties: tool.properties(),
+            ..Self::from_fn(tool.name(), tool.description(), call)
+        }
     }
 
     /// Creates a tool from a JSON schema. Arguments are checked for types, required and unknown
@@ -107,12 +110,6 @@ impl DynTool {
                 on_thread(thread, move || call(params, cx)).await?
             }
         })
-    }
-
-    /// Sets all properties.
-    pub fn with_properties(mut self, properties: ToolProperties) -> Self {
-        self.properties = properties;
-        self
     }
 
     /// Sets [`ToolProperties::concurrency_safe`].
