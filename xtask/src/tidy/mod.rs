@@ -14,12 +14,26 @@ const MAX_LINES: usize = 600;
 const FORBIDDEN: &[(&str, &str)] = &[("to", "do!("), ("FIX", "ME"), ("db", "g!(")];
 
 fn sources() -> Vec<(PathBuf, String)> {
+    texts(&["crates", "fuzz", "xtask", "examples"], &["rs"])
+}
+
+/// Returns the files with these extensions, and `.ci/run`, in the root of the repository and below the given directories:
+/// their path from the root, and their text.
+fn texts(directories: &[&str], extensions: &[&str]) -> Vec<(PathBuf, String)> {
     let root = workspace::root();
-    let files = ["crates", "fuzz", "xtask", "examples"].map(|part| root.join(part));
-    files
-        .iter()
-        .flat_map(|part| workspace::files(part).unwrap())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+    let nested = directories.iter().map(|directory| root.join(directory));
+    let nested = nested.flat_map(|directory| workspace::files(&directory).unwrap());
+    let top = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file());
+    let is_wanted = |path: &PathBuf| match path.extension() {
+        Some(extension) => extensions.iter().any(|known| extension == *known),
+        None => path.ends_with(".ci/run"),
+    };
+    nested
+        .chain(top)
+        .filter(is_wanted)
         .map(|path| {
             let text = std::fs::read_to_string(&path).unwrap();
             (path.strip_prefix(root).unwrap().to_owned(), text)

@@ -3,27 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::assert_none;
+use super::{assert_none, texts};
 use crate::workspace;
-
-/// The Markdown files of the repository with their text, by path from its root.
-fn documents() -> Vec<(PathBuf, String)> {
-    let root = workspace::root();
-    let nested = ["crates", "docs", "examples"].map(|part| root.join(part));
-    let nested = nested
-        .iter()
-        .flat_map(|part| workspace::files(part).unwrap());
-    let top = std::fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    top.chain(nested)
-        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
-        .map(|path| {
-            let text = std::fs::read_to_string(&path).unwrap();
-            (path.strip_prefix(root).unwrap().to_owned(), text)
-        })
-        .collect()
-}
 
 /// The ends of the paths of all files and directories: of `a/b/c.rs`, for example, `b` and `b/c.rs`.
 fn path_ends(files: impl IntoIterator<Item = PathBuf>) -> BTreeSet<PathBuf> {
@@ -116,7 +97,7 @@ fn files_named_in_the_documentation_exist() {
         "benches/",
     ];
     let mut broken = Vec::new();
-    for (document, text) in documents() {
+    for (document, text) in texts(&["crates", "docs", "examples"], &["md"]) {
         let directory = document.parent().unwrap();
         for (number, line) in (1..).zip(text.lines()) {
             let named = paths(line).filter(|path| parts.iter().any(|part| path.starts_with(part)));

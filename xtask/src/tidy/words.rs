@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{assert_none, sources};
-use crate::workspace;
+use super::{assert_none, sources, texts};
 
 /// Hosts of package indexes. In halves, so that this file does not name them.
 const INDEX_HOSTS: [(&str, &str); 6] = [
@@ -65,32 +64,12 @@ const REAL_HOSTS: &[&str] = &[
 const TOP_LEVELS: [&str; 6] = ["com", "org", "net", "example", "test", "dev"];
 
 /// The text files that people write.
-fn texts() -> Vec<(PathBuf, String)> {
-    let extensions = ["rs", "md", "toml", "sh", "yml", "yaml", "py", "mjs", "bash"];
-    let root = workspace::root();
-    let parts = [
+fn written() -> Vec<(PathBuf, String)> {
+    let directories = [
         "crates", "xtask", "examples", "benches", "docs", ".ci", ".github",
-    ]
-    .map(|part| root.join(part));
-    let nested = parts
-        .iter()
-        .flat_map(|part| workspace::files(part).unwrap());
-    let top = std::fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_file());
-    let texts = nested.chain(top).filter(|path| {
-        path.ends_with(".ci/run")
-            || path
-                .extension()
-                .is_some_and(|extension| extensions.iter().any(|known| extension == *known))
-    });
-    texts
-        .map(|path| {
-            let text = std::fs::read_to_string(&path).unwrap();
-            (path.strip_prefix(root).unwrap().to_owned(), text)
-        })
-        .collect()
+    ];
+    let extensions = ["rs", "md", "toml", "sh", "yml", "yaml", "py", "mjs", "bash"];
+    texts(&directories, &extensions)
 }
 
 /// Returns the words of a line that look like host names. A word before a parenthesis is a method.
@@ -120,7 +99,7 @@ fn is_allowed(host: &str) -> bool {
 fn no_package_index_is_named() {
     let marks = INDEX_HOSTS.map(|(one, other)| format!("{one}{other}"));
     let mut found = Vec::new();
-    for (path, text) in texts() {
+    for (path, text) in written() {
         for (index, line) in text.lines().enumerate() {
             if marks.iter().any(|mark| line.contains(mark.as_str())) {
                 found.push(format!(
@@ -137,7 +116,7 @@ fn no_package_index_is_named() {
 #[test]
 fn example_hosts_are_reserved_for_examples() {
     let mut found = Vec::new();
-    for (path, text) in texts() {
+    for (path, text) in written() {
         for (index, line) in text.lines().enumerate() {
             for host in hosts(line).filter(|host| !is_allowed(host)) {
                 found.push(format!("{}:{}: {host}", path.display(), index + 1));
