@@ -173,7 +173,7 @@ impl ToolProvider for CodeExec {
             "policy": self.policy,
             // A changed default does not prevent resuming, but a changed setting does.
             "set": differing_fields(&json!(self.policy), &json!(Policy::workspace())),
-            "allowed_commands": self.allowed.as_ref().map(ToString::to_string),
+            "allowed_commands": self.allowed.as_ref().map(|allowed| allowed.list(usize::MAX)),
         })
     }
 

@@ -75,24 +75,29 @@ impl AllowedCommands {
         let advice = format!("Use a command that begins like one of these patterns: {self}.");
         Err(CommandRefusal::not_allowed(details, advice))
     }
-}
 
-/// Formats the patterns for the model.
-impl std::fmt::Display for AllowedCommands {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// Lists the patterns until the text is longer than `max_bytes`, and counts the others.
+    pub(super) fn list(&self, max_bytes: usize) -> String {
         if self.0.is_empty() {
-            return f.write_str("none, no command is allowed");
+            return "none, no command is allowed".to_owned();
         }
         let mut text = String::new();
         for (number, pattern) in self.0.iter().enumerate() {
-            if text.len() > SHOWN_CHARS {
+            if text.len() > max_bytes {
                 let _ = write!(text, " and {} more", self.0.len() - number);
                 break;
             }
             let comma = if number == 0 { "" } else { ", " };
             let _ = write!(text, "{comma}`{}`", pattern.text);
         }
-        f.write_str(&text)
+        text
+    }
+}
+
+/// Formats the patterns for the model.
+impl std::fmt::Display for AllowedCommands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.list(SHOWN_CHARS))
     }
 }
 

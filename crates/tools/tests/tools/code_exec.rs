@@ -46,6 +46,18 @@ async fn descriptions_explain_how_commands_run() {
     session.close().await;
 }
 
+#[test]
+fn every_pattern_is_part_of_the_identity() {
+    let identity = |last: &str| {
+        let mut patterns: Vec<_> = (0..1000).map(|number| format!("tool{number}")).collect();
+        patterns.push(last.to_owned());
+        let provider = provider().allowed_commands(patterns);
+        provider.expect("valid patterns").identity()
+    };
+    assert_eq!(identity("ls"), identity("ls"));
+    assert_ne!(identity("ls"), identity("rm"));
+}
+
 #[tokio::test]
 async fn name_description_and_order_can_be_set() {
     let other = provider().parallel(true);
