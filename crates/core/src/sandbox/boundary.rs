@@ -6,7 +6,7 @@
 //! itself.
 
 use super::render::limit_advice;
-use super::{Captured, CommandOutput, EnforcedBy, ExitStatus, SandboxInfo};
+use super::{Captured, CommandOutput, ExitStatus, SandboxInfo};
 use crate::policy::{Network, Policy, PolicyField};
 
 /// Maximum number of allowed hosts in a note.
@@ -84,20 +84,16 @@ impl CommandOutput {
             ExitStatus::LimitReached { field, .. } => Some(field),
             _ => None,
         };
-        let enforced = |field| {
-            let mut report = info.enforcement.iter();
-            report.any(|it| it.field == field && it.by != EnforcedBy::NotEnforced)
-        };
         let printed = ERROR_MESSAGES
             .iter()
             .filter(|(_, messages)| messages.iter().any(|message| text.contains(message)));
         for &field in printed.flat_map(|(fields, _)| *fields) {
             let is_covered = match field {
                 // A read-only working directory has its own note.
-                PolicyField::WriteRoots => enforced(PolicyField::WorkingDirectory),
+                PolicyField::WriteRoots => info.enforces(PolicyField::WorkingDirectory),
                 _ => reached == Some(field),
             };
-            if !is_covered && enforced(field) {
+            if !is_covered && info.enforces(field) {
                 self.exit.notes.push(note(field, policy, info));
             }
         }

@@ -52,10 +52,14 @@ impl SandboxInfo {
 
     /// Returns the network to which commands are restricted; `None` if they are not, or that is not enforced.
     pub fn enforced_network(&self) -> Option<&Network> {
+        let network = self.network.as_ref();
+        network.filter(|_| self.enforces(PolicyField::Network))
+    }
+
+    /// Returns whether a policy field is set and enforced.
+    pub fn enforces(&self, field: PolicyField) -> bool {
         let mut fields = self.enforcement.iter();
-        let is_enforced =
-            fields.any(|it| it.field == PolicyField::Network && it.by != EnforcedBy::NotEnforced);
-        self.network.as_ref().filter(|_| is_enforced)
+        fields.any(|it| it.field == field && it.by != EnforcedBy::NotEnforced)
     }
 
     /// Returns the enforcement of what the policy demands, without default limits.

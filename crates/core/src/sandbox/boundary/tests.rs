@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::{Enforcement, Exit, SandboxPath};
+use super::super::{EnforcedBy, Enforcement, Exit, SandboxPath};
 use super::*;
 
 fn strict() -> Policy {

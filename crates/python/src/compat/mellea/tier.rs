@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
-use cantle_core::sandbox::{Backend, EnforcedBy, Isolation, SandboxContext, SandboxError};
+use cantle_core::sandbox::{Backend, Isolation, SandboxContext, SandboxError};
 
 use super::MelleaError;
 use super::policy::CapabilityPolicy;
@@ -179,17 +179,13 @@ impl Mellea {
                 None => Policy::unconfined(),
             };
             policy.limits.wall_time = Some(tier.default_timeout());
-            let is_enforced = |report: &[cantle_core::sandbox::Enforcement], field| {
-                let mut found = report.iter().filter(|it| it.field == field);
-                found.any(|it| it.by != EnforcedBy::NotEnforced)
-            };
             let mut row: BTreeMap<_, _> = CAPABILITIES.map(|name| (name, false)).into();
             row.insert("import_allowlist", true);
             if let Ok(sandbox) = self.open(tier, policy).await {
                 let info = sandbox.info();
-                let has_time_limit = is_enforced(&info.enforcement, PolicyField::WallTime);
-                let has_policy = tier.default_policy().is_some()
-                    && is_enforced(&info.enforcement, PolicyField::Network);
+                let has_time_limit = info.enforces(PolicyField::WallTime);
+                let has_policy =
+                    tier.default_policy().is_some() && info.enforces(PolicyField::Network);
                 row.insert("execute_code", true);
                 row.insert("timeout_enforcement", has_time_limit);
                 row.insert("policy_applied", has_policy);
