@@ -193,25 +193,26 @@ impl WorkingCopy {
             created: Vec::new(),
             staged: Vec::new(),
         };
-        for checked in todo {
-            let path = checked.step.path.to_owned();
-            let staged = staging.add(self, checked);
-            if let Err(error) = staged {
-                staging.undo();
-                return Err(error).with_context(|| {
-                    format!(
-                        "nothing was written to {}: failed to write {path}",
-                        self.origin.display()
-                    )
-                });
-            }
-        }
-        if let Err(error) = sync_each(&staging.staged, |staged| staged.sync_content()) {
+        let staged = todo
+            .into_iter()
+            .try_for_each(|checked| {
+                let path = checked.step.path;
+                let added = staging.add(self, checked);
+                added.with_context(|| format!("failed to write {path}"))
+            })
+            .and_then(|()| {
+                let synced = sync_each(&staging.staged, |staged| staged.sync_content());
+                synced.context("failed to write to the disk")
+            })
+            .and_then(|()| {
+                changes.status = during;
+                self.write(changes)
+            });
+        if let Err(error) = staged {
             staging.undo();
-            return Err(error).context("nothing was written: failed to write to the disk");
+            let origin = self.origin.display();
+            return Err(error).with_context(|| format!("nothing was written to {origin}"));
         }
-        changes.status = during;
-        self.write(changes)?;
         staging.put_in_place()?;
         // A process that was killed may have removed only the files.
         for path in removed {
@@ -387,7 +388,7 @@ impl<'c> Staging<'_, 'c> {
         Ok(())
     }
 
-    /// Removes what was written.
+    /// Removes what was written and is not in its place.
     fn undo(&self) {
         for staged in &self.staged {
             let _ = unlinkat(&staged.parent, &*staged.temporary, AtFlags::empty());
@@ -398,13 +399,10 @@ impl<'c> Staging<'_, 'c> {
     }
 
     fn put_in_place(self) -> anyhow::Result<()> {
-        let mut left = self.staged.iter();
-        for staged in left.by_ref() {
+        for staged in &self.staged {
             if let Err(error) = staged.put_in_place() {
+                self.undo();
                 let path = staged.checked.step.path;
-                for rest in std::iter::once(staged).chain(left) {
-                    let _ = unlinkat(&rest.parent, &*rest.temporary, AtFlags::empty());
-                }
                 return Err(error).with_context(|| {
                     format!("failed to write {path}; the files before it are written")
                 });
@@ -453,7 +451,12 @@ impl Staged<'_> {
             Err(Errno::NOENT) => None,
             Err(error) => return Err(error.into()),
         };
-        let identity = |stat: &Stat| (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec);
+        // Replacing one link of a file changes the ctime of the others.
+        let has_links = found.as_ref().is_some_and(|found| found.st_nlink > 1);
+        let identity = |stat: &Stat| match has_links {
+            true => (stat.st_ino, stat.st_mtime, stat.st_mtime_nsec),
+            false => (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec),
+        };
         if now.as_ref().map(identity) != found.as_ref().map(identity) {
             bail!("it was changed meanwhile");
         }
@@ -473,12 +476,16 @@ fn write(
     content: &Path,
     replaced: Option<&Stat>,
 ) -> anyhow::Result<()> {
+    let open_content =
+        || File::open(content).with_context(|| format!("failed to read {}", content.display()));
+    // A process that was killed while it collected changes has left others.
+    if Version::of(open_content()?)?.sha256 != version.sha256 {
+        bail!("{} has another content than recorded", content.display());
+    }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = if version.executable { 0o777 } else { 0o666 };
     let file = File::from(openat(parent, temporary, flags, Mode::from_raw_mode(mode))?);
-    let mut from =
-        File::open(content).with_context(|| format!("failed to read {}", content.display()))?;
-    io::copy(&mut from, &mut &file)?;
+    io::copy(&mut open_content()?, &mut &file)?;
     let owner = match replaced {
         Some(replaced) => *replaced,
         None => fstat(parent)?,
@@ -512,17 +519,4 @@ fn remove_empty_directories(root: &OwnedFd, path: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directories_above_missing_ones_are_removed_if_they_are_empty() {
-        let origin = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(origin.path().join("kept/new/directory")).unwrap();
-        std::fs::write(origin.path().join("kept/file"), "").unwrap();
-        let root = open(origin.path(), DIRECTORY, Mode::empty()).unwrap();
-        remove_empty_directories(&root, "kept/new/directory/missing/file");
-        assert!(origin.path().join("kept/file").exists());
-        assert!(!origin.path().join("kept/new").exists());
-    }
-}
+mod tests;

@@ -1,0 +1,101 @@
+use std::fs;
+
+use cantle::agent::InputOptions;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use super::super::changes::Change;
+use super::*;
+
+/// Returns the copy of a directory with two links of a file, both of which a run has changed.
+fn changed() -> (TempDir, WorkingCopy, Changes) {
+    let directory = tempfile::tempdir().unwrap();
+    let origin = directory.path().join("origin");
+    fs::create_dir(&origin).unwrap();
+    fs::write(origin.join("a"), "old").unwrap();
+    fs::hard_link(origin.join("a"), origin.join("b")).unwrap();
+    let options = InputOptions::default();
+    let copy = WorkingCopy::new(&origin, directory.path(), &options).unwrap();
+    copy.take(&options, &CancellationToken::new()).unwrap();
+    fs::create_dir(copy.new_files()).unwrap();
+    let change = |name: &str| {
+        let new = copy.content(Tree::New, name);
+        fs::write(&new, "new").unwrap();
+        let version = |path: &Path| Version::of(File::open(path).unwrap()).unwrap();
+        Change {
+            path: name.to_owned(),
+            old: Some(version(&origin.join(name))),
+            new: Some(version(&new)),
+        }
+    };
+    let changes = Changes {
+        files: ["a", "b"].map(change).into(),
+        ..Changes::default()
+    };
+    (directory, copy, changes)
+}
+
+/// Returns names and contents of the user's files.
+fn files(copy: &WorkingCopy) -> Vec<(String, String)> {
+    let entries = fs::read_dir(&copy.origin).unwrap();
+    let mut files: Vec<_> = entries
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            (name, fs::read_to_string(entry.path()).unwrap())
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+fn both(content: &str) -> Vec<(String, String)> {
+    ["a", "b"]
+        .map(|name| (name.to_owned(), content.to_owned()))
+        .into()
+}
+
+#[test]
+fn links_of_a_file_are_changed_and_restored() {
+    let (_directory, copy, mut changes) = changed();
+    assert_eq!(copy.apply(&mut changes, &BTreeSet::new()).unwrap(), 2);
+    assert_eq!(files(&copy), both("new"));
+    assert_eq!(copy.revert(&mut changes).unwrap(), 2);
+    assert_eq!(files(&copy), both("old"));
+}
+
+#[test]
+fn nothing_is_left_if_the_state_cannot_be_kept() {
+    let (_directory, copy, mut changes) = changed();
+    // No file can take its place.
+    fs::create_dir(copy.directory.join("changes.json")).unwrap();
+    let error = copy.apply(&mut changes, &BTreeSet::new()).unwrap_err();
+    assert!(
+        error.to_string().starts_with("nothing was written"),
+        "{error}"
+    );
+    assert_eq!(files(&copy), both("old"));
+}
+
+#[test]
+fn other_contents_than_recorded_are_not_applied() {
+    let (_directory, copy, mut changes) = changed();
+    fs::write(copy.content(Tree::New, "b"), "of a later comparison").unwrap();
+    let error = copy.apply(&mut changes, &BTreeSet::new()).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("another content"),
+        "{error:#}"
+    );
+    assert_eq!(files(&copy), both("old"));
+}
+
+#[test]
+fn directories_above_missing_ones_are_removed_if_they_are_empty() {
+    let origin = tempfile::tempdir().unwrap();
+    fs::create_dir_all(origin.path().join("kept/new/directory")).unwrap();
+    fs::write(origin.path().join("kept/file"), "").unwrap();
+    let root = open(origin.path(), DIRECTORY, Mode::empty()).unwrap();
+    remove_empty_directories(&root, "kept/new/directory/missing/file");
+    assert!(origin.path().join("kept/file").exists());
+    assert!(!origin.path().join("kept/new").exists());
+}
