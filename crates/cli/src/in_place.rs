@@ -30,6 +30,8 @@ const MAX_PROTECTED: usize = 2000;
 const MAX_NAMED: usize = 5;
 /// Attempts to find a free name, before one that commands can't have guessed.
 const MAX_NAMES: u32 = 5;
+/// Maximum number of bytes that a new name has of the old one: file systems allow 255 in all.
+const MAX_NAME_BYTES: usize = 200;
 /// Maximum number of lines about renamed files.
 const MAX_LINES: usize = 50;
 /// The default directory of results, and the names that Cantle itself writes in the directory of a result.
@@ -383,7 +385,7 @@ fn rename(root: &File, path: &Path) -> anyhow::Result<String> {
     };
     let parent = openat2(root, parent, flags, Mode::empty(), resolve)?;
     for number in 0..=MAX_NAMES {
-        let mut new = format!("from-run-{}", name.to_string_lossy());
+        let mut new = new_name(&name.to_string_lossy());
         match number {
             0 => {}
             MAX_NAMES => new += &format!(".{:016x}", getrandom::u64()?),
@@ -397,7 +399,43 @@ fn rename(root: &File, path: &Path) -> anyhow::Result<String> {
     bail!("every name for it is taken")
 }
 
+/// Returns a name that no program knows for a file with a reserved one.
+fn new_name(reserved: &str) -> String {
+    let (kept, _) = reserved.split_at(reserved.floor_char_boundary(MAX_NAME_BYTES));
+    let new = format!("from-run-{kept}");
+    // Of some names, only the end counts.
+    match reserved_name(&new) {
+        Some(_) => new + ".txt",
+        None => new,
+    }
+}
+
 fn names(paths: &[&PathBuf]) -> String {
     let names = paths.iter().map(|path| display(&path.to_string_lossy()));
     join_up_to(MAX_NAMED, names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_new_name_is_replaced_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let in_place = InPlace {
+            directory: directory.path().canonicalize().unwrap(),
+            read_only: BTreeMap::new(),
+            hidden: BTreeMap::new(),
+        };
+        let long = format!(".cantle-{}", "é".repeat(120));
+        for name in [".envrc", "a.code-workspace", &long] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let lines = in_place.set_aside(None).unwrap();
+        assert_eq!(lines.matches("Renamed: ").count(), 3, "{lines}");
+        assert_eq!(in_place.set_aside(None).unwrap(), "");
+        for name in ["from-run-.envrc", "from-run-a.code-workspace.txt"] {
+            assert!(directory.path().join(name).is_file(), "{name}");
+        }
+    }
 }
