@@ -275,13 +275,15 @@ impl Collection<'_> {
             {
                 continue;
             }
-            let is_listed_alike = before.entries.get(path) == Some(entry);
             let Ok(name) = std::str::from_utf8(path.relative_bytes()) else {
-                if !is_listed_alike {
+                // The list from before has the name as text.
+                let listed = SandboxPath::new(path.to_string()).ok();
+                if listed.and_then(|listed| before.entries.get(&listed)) != Some(entry) {
                     self.refuse(path, "its name is not UTF-8");
                 }
                 continue;
             };
+            let is_listed_alike = before.entries.get(path) == Some(entry);
             let old = self.copy.base().join(name);
             // Also if it was a directory; the copy has no links.
             let is_new = !old.is_file();

@@ -198,6 +198,9 @@ impl WorkingCopy {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(Some("it can't be read"));
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Some("it was removed meanwhile"));
+            }
             Err(error) => return Err(error),
         }
         // Changes of a name that is not UTF-8 are not applied.

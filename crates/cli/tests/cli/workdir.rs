@@ -1,6 +1,8 @@
 //! Runs on a copy of a directory, and what becomes of their changes.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::process::Stdio;
 use std::time::Duration;
@@ -347,6 +349,17 @@ async fn hostile_changes_are_named_and_left_out() {
     ] {
         assert!(exited.stderr.contains(line), "{line:?}: {exited:?}");
     }
+}
+
+#[tokio::test]
+async fn an_unchanged_file_whose_name_is_not_text_is_not_named() {
+    let (_server, env) = on_repository("echo new > new").await;
+    let name = OsStr::from_bytes(b"repo/not-\xff-text");
+    fs::write(env.path(name), "").unwrap();
+    let exited = work(&env, &["--apply"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(!exited.stderr.contains("not UTF-8"), "{exited:?}");
+    assert_eq!(env.read("repo/new"), "new\n");
 }
 
 #[tokio::test]
