@@ -1,8 +1,9 @@
 //! Changes as text: a patch as git writes it, and a line per file.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,7 +16,7 @@ use super::changes::{Change, Changes, Tree, Version};
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Files with more bytes are compared as binary ones.
-const MAX_TEXT_BYTES: usize = 10_000_000;
+const MAX_TEXT_BYTES: u64 = 10_000_000;
 
 /// Bytes at the start of a file in which a NUL means that it is no text, as for git.
 const PROBED_BYTES: usize = 8_000;
@@ -101,30 +102,22 @@ impl WorkingCopy {
         if digest(&source.old) == digest(&change.new) {
             return Ok((diff, patch));
         }
-        let read = |tree, version: &Option<Version>| match version {
+        let read = |tree, name: String, version: &Option<Version>| match version {
             Some(_) => {
                 let path = self.content(tree, &change.path);
-                fs::read(&path).with_context(|| format!("failed to read {}", path.display()))
+                let text = read_text(&path);
+                let text = text.with_context(|| format!("failed to read {}", path.display()))?;
+                anyhow::Ok((name, text))
             }
-            None => Ok(Vec::new()),
+            None => Ok(("/dev/null".to_owned(), Some(Vec::new()))),
         };
-        let old = read(Tree::Old, &change.old)?;
-        let new = read(Tree::New, &change.new)?;
-        let a = if change.old.is_some() {
-            a
-        } else {
-            "/dev/null".to_owned()
-        };
-        let b = if change.new.is_some() {
-            b
-        } else {
-            "/dev/null".to_owned()
-        };
-        if is_binary(&old) || is_binary(&new) {
+        let (a, old) = read(Tree::Old, a, &change.old)?;
+        let (b, new) = read(Tree::New, b, &change.new)?;
+        let (Some(old), Some(new)) = (old, new) else {
             diff.is_binary = true;
             writeln!(patch, "Binary files {a} and {b} differ")?;
             return Ok((diff, patch));
-        }
+        };
         let text = TextDiff::configure()
             .timeout(DEADLINE)
             .diff_lines(&old[..], &new[..]);
@@ -154,8 +147,14 @@ fn mode(version: &Version) -> &'static str {
     }
 }
 
-fn is_binary(content: &[u8]) -> bool {
-    content.len() > MAX_TEXT_BYTES || content.iter().take(PROBED_BYTES).any(|byte| *byte == 0)
+/// Reads a file; `None` if it is a binary one.
+fn read_text(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut content = Vec::new();
+    let mut file = File::open(path)?.take(MAX_TEXT_BYTES + 1);
+    file.read_to_end(&mut content)?;
+    let is_binary = content.len() as u64 > MAX_TEXT_BYTES
+        || content.iter().take(PROBED_BYTES).any(|byte| *byte == 0);
+    Ok((!is_binary).then_some(content))
 }
 
 /// Returns `SIDE/PATH` as git writes it: quoted if it has special characters.
@@ -180,4 +179,16 @@ fn quoted(side: &str, path: &str) -> String {
         }
     }
     quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_files_are_binary_and_not_read_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 36).unwrap();
+        assert_eq!(read_text(file.path()).unwrap(), None);
+    }
 }
