@@ -117,6 +117,17 @@ pub(crate) fn fit(line: &str, width: usize) -> String {
     truncate_str(line, width, "…").into_owned()
 }
 
+/// Returns the end of a line that fits in `width` columns.
+pub(crate) fn fit_end(line: &str, width: usize) -> &str {
+    let mut used = 0;
+    let fits = |&(_, c): &(usize, char)| {
+        used += measure_text_width(c.encode_utf8(&mut [0; 4]));
+        used <= width
+    };
+    let first = line.char_indices().rev().take_while(fits).last();
+    first.and_then(|(at, _)| line.get(at..)).unwrap_or_default()
+}
+
 /// Wraps a line at `width` columns, between words if possible.
 pub(crate) fn wrap(line: &str, width: usize) -> Vec<String> {
     let width = width.max(8);
@@ -297,6 +308,15 @@ mod tests {
         assert_eq!(wrap("abcdefghijkl mn", 8), ["abcdefgh", "ijkl mn"]);
         assert_eq!(wrap("漢字漢字漢字", 8), ["漢字漢字", "漢字"]);
         assert_eq!(wrap("", 8), [""]);
+        let ends = [
+            ("abc", 5),
+            ("abcdef", 3),
+            ("漢字漢字", 5),
+            ("", 3),
+            ("a", 0),
+        ];
+        let ends = ends.map(|(line, width)| fit_end(line, width));
+        assert_eq!(ends, ["abc", "def", "漢字", "", ""]);
     }
 
     #[test]

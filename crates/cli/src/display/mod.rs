@@ -32,7 +32,7 @@ pub(crate) use self::style::Paint;
 use self::style::Style;
 pub(crate) use self::summary::{Summary, status_text};
 use crate::args::DisplayArgs;
-use crate::text::{clean, one_line};
+use crate::text::{clean, fit_end, one_line};
 
 /// How often [`Display::redraw`] has something new.
 pub(crate) const REDRAW_INTERVAL: Duration = run_view::SPINNER_INTERVAL;
@@ -213,25 +213,20 @@ impl Display {
 
     /// Writes whole lines above the live lines.
     async fn put(&mut self, text: &str) {
-        let (now, style) = (self.started.elapsed(), self.style());
-        let output = match style.columns {
-            Some(columns) => {
-                let mut live = self.view.live_lines(now, style);
+        let output = match self.is_live() {
+            true => {
+                let mut live = self.view.live_lines(self.started.elapsed(), self.style());
+                let (rows, columns) = terminal_size();
                 if !self.input.is_empty() {
                     // The end of a long line, where the user types.
-                    let skipped = self
-                        .input
-                        .chars()
-                        .count()
-                        .saturating_sub(columns.saturating_sub(4));
                     live.push(format!(
                         "> {}",
-                        self.input.chars().skip(skipped).collect::<String>()
+                        fit_end(&self.input, columns.saturating_sub(3))
                     ));
                 }
-                self.screen.draw(text, &live, columns)
+                self.screen.draw(text, &live, (rows, columns))
             }
-            None => text.to_owned(),
+            false => text.to_owned(),
         };
         self.stderr.write(output.as_bytes()).await;
     }
@@ -289,16 +284,19 @@ impl Display {
     }
 
     fn style(&self) -> Style {
-        let columns = self.is_live().then(|| {
-            let size = console::Term::stderr().size_checked();
-            size.map_or(80, |(_, columns)| usize::from(columns)).max(20)
-        });
         Style {
             paint: self.paint,
-            columns,
+            columns: self.is_live().then(|| terminal_size().1.max(20)),
             verbose: self.verbose,
         }
     }
+}
+
+/// Returns the rows and columns of the terminal.
+fn terminal_size() -> (usize, usize) {
+    let size = console::Term::stderr().size_checked();
+    let (rows, columns) = size.unwrap_or((24, 80));
+    (rows.into(), columns.into())
 }
 
 /// An output stream that is dropped once writing fails.

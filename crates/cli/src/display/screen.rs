@@ -9,12 +9,19 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Returns the output that adds `text` and replaces the live lines below it by `lines`.
-    pub(super) fn draw(&mut self, text: &str, lines: &[String], width: usize) -> String {
+    /// Returns the output that adds `text` and replaces the live lines below it by `lines`, as far as they fit in the
+    /// terminal: what has scrolled out of it can't be removed.
+    pub(super) fn draw(
+        &mut self,
+        text: &str,
+        lines: &[String],
+        (rows, columns): (usize, usize),
+    ) -> String {
         // Some terminals wrap as soon as the last column is written.
         let lines: Vec<String> = lines
             .iter()
-            .map(|line| fit(line, width.saturating_sub(1)))
+            .skip(lines.len().saturating_sub(rows))
+            .map(|line| fit(line, columns.saturating_sub(1)))
             .collect();
         if text.is_empty() && lines == self.drawn {
             return String::new();
@@ -87,14 +94,19 @@ mod tests {
     #[test]
     fn draw_replaces_live_lines_and_keeps_text() {
         let mut screen = Screen::default();
-        let mut output = screen.draw("first\n", &lines(&["running", "status 1"]), 40);
+        let mut output = screen.draw("first\n", &lines(&["running", "status 1"]), (24, 40));
         assert_eq!(rows_after(&output), ["first", "running", "status 1"]);
-        output += &screen.draw("second\n", &lines(&["status 2"]), 40);
+        output += &screen.draw("second\n", &lines(&["status 2"]), (24, 40));
         assert_eq!(rows_after(&output), ["first", "second", "status 2"]);
-        output += &screen.draw("", &lines(&["a long live line", "status 3"]), 8);
+        output += &screen.draw("", &lines(&["a long live line", "status 3"]), (24, 8));
         assert_eq!(
             rows_after(&output),
             ["first", "second", "a long…", "status…"]
+        );
+        output += &screen.draw("", &lines(&["hidden", "running", "status"]), (2, 8));
+        assert_eq!(
+            rows_after(&output),
+            ["first", "second", "running", "status"]
         );
         output += &screen.clear();
         assert_eq!(rows_after(&output), ["first", "second", ""]);
@@ -103,7 +115,7 @@ mod tests {
     #[test]
     fn draw_writes_nothing_without_changes() {
         let mut screen = Screen::default();
-        assert_eq!(screen.draw("", &lines(&["status"]), 40), "status");
-        assert_eq!(screen.draw("", &lines(&["status"]), 40), "");
+        assert_eq!(screen.draw("", &lines(&["status"]), (24, 40)), "status");
+        assert_eq!(screen.draw("", &lines(&["status"]), (24, 40)), "");
     }
 }
