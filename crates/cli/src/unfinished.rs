@@ -83,22 +83,23 @@ impl Unfinished {
             Err(error) => unfinished.lost.push(format!("the conversation: {error:#}")),
         }
         if let Some(sandbox) = sandbox.filter(|_| !outcome.ledger.tools.is_empty()) {
-            unfinished.copy(sandbox, output_dir.join(FILES)).await;
+            unfinished.copy(sandbox, output_dir.join(FILES), true).await;
         }
         unfinished
     }
 
-    /// Copies the files of a sandbox's working directory into a directory, which is replaced.
+    /// Copies the files of a sandbox's working directory into a directory.
     pub(crate) async fn export(sandbox: &dyn Sandbox, to: PathBuf) -> Self {
         let mut unfinished = Self::default();
-        unfinished.copy(sandbox, to).await;
+        unfinished.copy(sandbox, to, false).await;
         unfinished
     }
 
-    async fn copy(&mut self, sandbox: &dyn Sandbox, to: PathBuf) {
+    async fn copy(&mut self, sandbox: &dyn Sandbox, to: PathBuf, replaces: bool) {
         let mut copy = WorkingDirectoryCopy {
             sandbox,
             to,
+            replaces,
             files: 0,
             size_bytes: 0,
             lost: Vec::new(),
@@ -145,6 +146,8 @@ fn save_history(outcome: &Outcome, path: &Path) -> anyhow::Result<()> {
 struct WorkingDirectoryCopy<'a> {
     sandbox: &'a dyn Sandbox,
     to: PathBuf,
+    /// Whether the first file removes those of an earlier run.
+    replaces: bool,
     files: usize,
     size_bytes: u64,
     /// Files that could not be copied, and why.
@@ -201,7 +204,7 @@ impl WorkingDirectoryCopy<'_> {
             let reason = format!("its {own} would exceed the total of {limit}");
             return Ok(Err(reason));
         }
-        if self.files == 0 {
+        if std::mem::take(&mut self.replaces) {
             remove_earlier(&self.to)?;
         }
         let to = self.to.join(OsStr::from_bytes(path.relative_bytes()));

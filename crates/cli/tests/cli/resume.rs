@@ -152,6 +152,13 @@ async fn files_of_a_kept_run_are_exported() {
     let exported = env.run(export).await;
     assert_eq!(exported.code, Some(0), "{exported:?}");
     assert_eq!(env.read("copy/effects"), "one\ntwo\n");
+    // Into the current directory, which can't be removed.
+    std::fs::create_dir(env.path("here")).unwrap();
+    let mut here = env.command(["runs", "export", "last", "."]);
+    here.current_dir(env.path("here"));
+    let exported = wait_for_exit(here.spawn().unwrap()).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read("here/effects"), "one\ntwo\n");
     let again = env.run(export).await;
     assert_eq!(again.code, Some(2), "{again:?}");
     assert!(
