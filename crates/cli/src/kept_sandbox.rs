@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::backend;
-use crate::result_file::write_atomically;
+use crate::json_file;
 use crate::saved_settings::SavedSettings;
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
@@ -42,8 +42,7 @@ struct Record {
 
 impl Record {
     fn read(directory: &Path) -> Option<Self> {
-        let json = fs::read(directory.join(RECORD)).ok()?;
-        serde_json::from_slice(&json).ok()
+        json_file::read(&directory.join(RECORD)).ok()?
     }
 }
 
@@ -104,8 +103,7 @@ fn record(state: &StateDir, run: RunId, size_bytes: u64) -> anyhow::Result<()> {
         directory,
         size_bytes,
     };
-    let json = serde_json::to_vec(&record)?;
-    write_atomically(&kept.directory.join(RECORD), &json)
+    json_file::write(&kept.directory.join(RECORD), &record)
 }
 
 /// Returns the disk space of a directory. Links are not followed.

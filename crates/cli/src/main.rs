@@ -25,6 +25,7 @@ mod files;
 mod images;
 mod in_place;
 mod interrupts;
+mod json_file;
 mod kept_sandbox;
 mod line_editor;
 mod mcp;

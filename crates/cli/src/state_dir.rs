@@ -163,6 +163,14 @@ impl StateDir {
     }
 }
 
+/// Returns how a removal ended: that nothing was there is no error.
+pub(crate) fn removed(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
 /// Creates a directory that only its owner may enter.
 pub(crate) fn create_private(directory: &Path) -> io::Result<()> {
     DirBuilder::new()

@@ -19,6 +19,7 @@ use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
 
 use crate::delivery::OpenStore;
+use crate::json_file;
 use crate::result_file;
 use crate::state_dir::StateDir;
 
@@ -127,8 +128,7 @@ fn is_unchanged_for(directory: &Path, period: Duration) -> bool {
 /// If it can't be read.
 pub(crate) fn read_result(directory: &Path) -> anyhow::Result<Value> {
     let path = directory.join(result_file::FILE_NAME);
-    let read = || anyhow::Ok(serde_json::from_slice(&fs::read(&path)?)?);
-    read().with_context(|| format!("failed to read {}", path.display()))
+    json_file::read(&path)?.with_context(|| format!("{} is gone", path.display()))
 }
 
 /// Locks a directory; it stays locked until the file is dropped.

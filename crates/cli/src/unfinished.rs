@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +17,7 @@ use cantle::core::sandbox::{
 };
 
 use crate::result_file;
+use crate::state_dir::removed;
 use crate::text::{one_line, plural, size};
 use crate::trust::read_regular;
 
@@ -118,13 +118,8 @@ impl Unfinished {
         }
         remove_earlier(&output_dir.join(FILES))?;
         for file in [output_dir.join(HISTORY), owner] {
-            match std::fs::remove_file(&file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error)
-                        .with_context(|| format!("failed to remove {}", file.display()));
-                }
-                _ => {}
-            }
+            let failed = || format!("failed to remove {}", file.display());
+            removed(std::fs::remove_file(&file)).with_context(failed)?;
         }
         Ok(())
     }
@@ -246,10 +241,6 @@ impl WorkingDirectoryCopy<'_> {
 
 /// Removes the files of an earlier run.
 fn remove_earlier(directory: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("failed to replace {}", directory.display()))
-        }
-        _ => Ok(()),
-    }
+    removed(std::fs::remove_dir_all(directory))
+        .with_context(|| format!("failed to replace {}", directory.display()))
 }

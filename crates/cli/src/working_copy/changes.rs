@@ -1,12 +1,11 @@
 //! The changes that a run made in its copy of a directory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use cantle::core::sandbox::{
     FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, Walk, looks_secret,
     reserved_name,
@@ -15,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
 
-use super::{BASE, BEFORE, MAX_ENTRIES, NEW, WorkingCopy, create_private};
-use crate::result_file::write_atomically;
+use super::{BEFORE, MAX_ENTRIES, WorkingCopy};
+use crate::json_file;
+use crate::state_dir::{create_private, removed};
 use crate::text::{plural, size};
 
 const FILE_NAME: &str = "changes.json";
@@ -146,10 +146,8 @@ impl WorkingCopy {
     ) -> anyhow::Result<Changes> {
         let earlier = self.changes()?.unwrap_or_default();
         self.sweep(&earlier);
-        match fs::remove_dir_all(self.new_files()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => create_private(&self.new_files())?,
-        }
+        removed(fs::remove_dir_all(self.new_files()))?;
+        create_private(&self.new_files())?;
         let before = self.before()?;
         let after = sandbox
             .walk(&SandboxPath::working_directory(), MAX_ENTRIES)
@@ -177,12 +175,7 @@ impl WorkingCopy {
 
     /// Returns the changes that were collected; `None` if there are none yet.
     pub(crate) fn changes(&self) -> anyhow::Result<Option<Changes>> {
-        let path = self.directory.join(FILE_NAME);
-        match fs::read(&path) {
-            Ok(json) => Ok(Some(serde_json::from_slice(&json)?)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
-        }
+        json_file::read(&self.directory.join(FILE_NAME))
     }
 
     /// Returns the files that the run changed, and where they are kept as it left them.
@@ -200,19 +193,13 @@ impl WorkingCopy {
     }
 
     pub(super) fn write(&self, changes: &Changes) -> anyhow::Result<()> {
-        write_atomically(
-            &self.directory.join(FILE_NAME),
-            &serde_json::to_vec(changes)?,
-        )
+        json_file::write(&self.directory.join(FILE_NAME), changes)
     }
 
     /// Removes the files of the copy that did not change.
     fn prune(&self, changes: &Changes) -> anyhow::Result<()> {
-        let kept: std::collections::HashSet<PathBuf> = changes
-            .files
-            .iter()
-            .map(|change| self.base().join(&change.path))
-            .collect();
+        let files = changes.files.iter();
+        let kept: HashSet<_> = files.map(|it| self.content(Tree::Old, &it.path)).collect();
         for entry in WalkDir::new(self.base()).contents_first(true) {
             let entry = entry?;
             if entry.file_type().is_dir() {
@@ -222,10 +209,7 @@ impl WorkingCopy {
                 fs::remove_file(entry.path())?;
             }
         }
-        match fs::remove_file(self.directory.join(BEFORE)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(removed(fs::remove_file(self.directory.join(BEFORE)))?)
     }
 
     /// Gives both versions of a link's file the place of its target.
@@ -244,10 +228,10 @@ impl WorkingCopy {
     /// Returns the content of a file as it was copied (`BASE`) or as the run left it (`NEW`).
     pub(super) fn content(&self, tree: Tree, path: &str) -> PathBuf {
         let tree = match tree {
-            Tree::Old => BASE,
-            Tree::New => NEW,
+            Tree::Old => self.base(),
+            Tree::New => self.new_files(),
         };
-        self.directory.join(tree).join(path)
+        tree.join(path)
     }
 }
 

@@ -29,8 +29,8 @@ pub(crate) use self::review::{apply, revert, summary};
 pub(crate) use self::workdir::Workdir;
 use crate::args::InputArgs;
 use crate::environment::variable;
-use crate::result_file::write_atomically;
-use crate::state_dir::create_private;
+use crate::json_file;
+use crate::state_dir::{create_private, removed};
 
 /// The files as they were copied. After the run has ended, only those that it changed.
 const BASE: &str = "base";
@@ -61,30 +61,21 @@ pub(crate) struct WorkingCopy {
     exclude: Vec<String>,
 }
 
-/// Keeps other processes from working on a copy.
-#[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
-
-impl Lock {
-    /// Locks the directory of a copy; `None` if another process has.
-    fn try_lock(directory: &Path) -> io::Result<Option<Self>> {
-        let mut options = File::options();
-        let file = options
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(directory.join(LOCK))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+/// Locks the directory of a copy until the file is dropped; `None` if another process has locked it.
+fn try_lock(directory: &Path) -> io::Result<Option<File>> {
+    let mut options = File::options();
+    let options = options.create(true).truncate(false).write(true);
+    let file = options.open(directory.join(LOCK))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Whether a process works on the copy in this directory.
 pub(crate) fn is_locked(directory: &Path) -> bool {
-    !matches!(Lock::try_lock(directory), Ok(Some(_)))
+    !matches!(try_lock(directory), Ok(Some(_)))
 }
 
 impl WorkingCopy {
@@ -123,7 +114,7 @@ impl WorkingCopy {
         &self,
         options: &InputOptions,
         cancellation: &CancellationToken,
-    ) -> anyhow::Result<(Lock, Vec<String>)> {
+    ) -> anyhow::Result<(File, Vec<String>)> {
         let entries = options.entries(&self.origin)?;
         if entries.paths.len() > MAX_ENTRIES {
             bail!(
@@ -146,7 +137,7 @@ impl WorkingCopy {
                 warnings.push(format!("{} is left out: {reason}", path.display()));
             }
         }
-        write_atomically(&self.directory.join(LINKS), &serde_json::to_vec(&links)?)?;
+        json_file::write(&self.directory.join(LINKS), &links)?;
         if let Some(first) = entries.secrets.first() {
             let more = match entries.secrets.len() {
                 1 => String::new(),
@@ -229,12 +220,12 @@ impl WorkingCopy {
         self.directory.join(NEW)
     }
 
-    /// Keeps other processes from working on the copy.
+    /// Keeps other processes from working on the copy until the file is dropped.
     ///
     /// # Errors
     /// If one does, or the copy is gone.
-    pub(crate) fn lock(&self) -> anyhow::Result<Lock> {
-        let lock = Lock::try_lock(&self.directory)
+    pub(crate) fn lock(&self) -> anyhow::Result<File> {
+        let lock = try_lock(&self.directory)
             .with_context(|| format!("the changes in {} are gone", self.directory.display()))?;
         lock.with_context(|| format!("another process works on {}", self.directory.display()))
     }
@@ -244,40 +235,28 @@ impl WorkingCopy {
         let walk = sandbox
             .walk(&SandboxPath::working_directory(), MAX_ENTRIES)
             .await?;
-        write_atomically(&self.directory.join(BEFORE), &serde_json::to_vec(&walk)?)
+        json_file::write(&self.directory.join(BEFORE), &walk)
     }
 
     fn before(&self) -> anyhow::Result<Walk> {
         let path = self.directory.join(BEFORE);
-        let read = || anyhow::Ok(serde_json::from_slice(&fs::read(&path)?)?);
-        read().with_context(|| format!("failed to read {}", path.display()))
+        json_file::read(&path)?.with_context(|| format!("{} is gone", path.display()))
     }
 
     /// Returns the links of the directory, with the files that they lead to.
     fn links(&self) -> anyhow::Result<BTreeMap<String, String>> {
-        let path = self.directory.join(LINKS);
-        match fs::read(&path) {
-            Ok(json) => Ok(serde_json::from_slice(&json)?),
-            // Earlier versions did not note them.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
-        }
+        // Earlier versions did not note them.
+        Ok(json_file::read(&self.directory.join(LINKS))?.unwrap_or_default())
     }
 
     /// Removes the copy and the changes.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
         // A process that applies them would miss its files.
-        if let (Ok(Some(changes)), Ok(Some(_lock))) =
-            (self.changes(), Lock::try_lock(&self.directory))
-        {
+        if let (Ok(Some(changes)), Ok(Some(_lock))) = (self.changes(), try_lock(&self.directory)) {
             self.sweep(&changes);
         }
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("failed to remove {}", self.directory.display()))
-            }
-            _ => Ok(()),
-        }
+        removed(fs::remove_dir_all(&self.directory))
+            .with_context(|| format!("failed to remove {}", self.directory.display()))
     }
 }
 

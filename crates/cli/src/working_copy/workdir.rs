@@ -1,14 +1,16 @@
 //! The directory of a run with `--workdir`, from the copy to the user's decision.
 
+use std::fs::File;
+
 use anyhow::bail;
 use cantle::agent::{InputOptions, SessionOptions, UserDirectory};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::Sandbox;
 use tokio_util::sync::CancellationToken;
 
+use super::WorkingCopy;
 use super::changes::Changes;
 use super::review::{Decision, decide};
-use super::{Lock, WorkingCopy};
 use crate::args::WorkdirArgs;
 use crate::ask::TerminalUser;
 use crate::display::Paint;
@@ -22,7 +24,8 @@ pub(crate) struct Workdir {
     args: WorkdirArgs,
     /// Which files are copied; `None` if they have been.
     options: Option<InputOptions>,
-    lock: Option<Lock>,
+    /// Keeps other processes from working on the copy.
+    lock: Option<File>,
     /// Whether the changes are kept with the run.
     pub(crate) is_kept: bool,
 }
