@@ -328,17 +328,14 @@ impl Task {
         let result = self.answer(outcome);
         // Before anything that can fail.
         let set_aside = self.set_aside(Some(outcome.run)).internal()?;
-        if let Err(error) = display
-            .close(&summary, result.as_deref(), !self.result_as_json)
-            .await
-        {
-            let error = anyhow::Error::new(error).context("failed to write the result");
-            return Err(Failure::new(Code::Internal, error));
-        }
+        let is_markdown = !self.result_as_json;
+        let written = display
+            .close(&summary, result.as_deref(), is_markdown)
+            .await;
         if let (Some(workdir), Some(changes)) = (&self.workdir, changes) {
             let user = user.filter(|_| is_complete);
             let decided = workdir
-                .decide(changes, outcome.run, (user, is_complete), display.paint())
+                .decide(changes, outcome.run, (user, is_complete), display.paint)
                 .await;
             let decision = decided.internal()?;
             display
@@ -351,6 +348,8 @@ impl Task {
         display
             .closing_lines(&set_aside, !set_aside.is_empty())
             .await;
+        // The other results are where they belong.
+        written.context("failed to write the result").internal()?;
         Ok(code as u8)
     }
 

@@ -42,7 +42,7 @@ pub(crate) const REDRAW_INTERVAL: Duration = run_view::SPINNER_INTERVAL;
 pub(crate) struct Display {
     mode: Mode,
     verbose: bool,
-    paint: Paint,
+    pub(crate) paint: Paint,
     view: RunView,
     /// The running sub-agents.
     sub_agents: HashMap<RunId, RunView>,
@@ -277,10 +277,6 @@ impl Display {
         if self.shows_progress() || is_problem {
             self.stderr.write(lines.as_bytes()).await;
         }
-    }
-
-    pub(crate) fn paint(&self) -> Paint {
-        self.paint
     }
 
     fn style(&self) -> Style {

@@ -150,6 +150,20 @@ async fn changes_are_applied_or_rejected_as_flags_say() {
     assert!(again.stderr.contains("No changes to "), "{again:?}");
 }
 
+#[tokio::test]
+async fn changes_are_applied_even_if_the_answer_cannot_be_written() {
+    let (_server, env) = on_repository(CHANGES).await;
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = env.command(["run", "Correct it", "--workdir", "repo", "--apply"]);
+    let exited = wait_for_exit(command.stdout(full).spawn().unwrap()).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(
+        exited.stderr.contains("failed to write the result"),
+        "{exited:?}"
+    );
+    assert_changed(&env);
+}
+
 /// The measure of a patch is that git can take it back; binary files are only named in it.
 #[tokio::test]
 async fn a_patch_is_one_of_git() {
