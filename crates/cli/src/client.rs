@@ -153,10 +153,6 @@ impl Connection<'_> {
         }
     }
 
-    fn is_litellm(&self) -> bool {
-        self.endpoint.provider == Some(Provider::Litellm)
-    }
-
     async fn build<D: Dialect>(
         &self,
         begin: impl Fn() -> HttpClientBuilder<D>,
@@ -194,7 +190,7 @@ impl Connection<'_> {
         };
         let mut builder = configured();
         // If the proxy can't describe its models, it may still answer; otherwise the first turn fails.
-        if self.is_litellm()
+        if self.endpoint.provider == Some(Provider::Litellm)
             && let Ok(described) = configured().described_by_litellm().await
         {
             builder = described;

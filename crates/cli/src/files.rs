@@ -29,32 +29,20 @@ pub(crate) struct FilesArgs {
     ///
     /// Credentials of a bucket come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
     /// AWS_ENDPOINT_URL, or from AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT.
-    #[arg(
-        long,
-        value_name = "STORE",
-        env = "CANTLE_STORE",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "STORE")]
+    #[arg(env = "CANTLE_STORE", hide_env_values = true)]
     store: Option<String>,
 
     /// Catalogue of the store: a SQLite file, or a PostgreSQL address [default: in the store's directory]
     ///
     /// An address with a password belongs in the variable, because other users can see command lines.
-    #[arg(
-        long,
-        value_name = "CATALOGUE",
-        env = "CANTLE_CATALOGUE",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "CATALOGUE")]
+    #[arg(env = "CANTLE_CATALOGUE", hide_env_values = true)]
     catalogue: Option<String>,
 
     /// File with the AWS_…=VALUE or AZURE_…=VALUE lines of the bucket's credentials, in place of the environment
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "CANTLE_STORE_CREDENTIALS",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "FILE")]
+    #[arg(env = "CANTLE_STORE_CREDENTIALS", hide_env_values = true)]
     store_credentials: Option<PathBuf>,
 }
 

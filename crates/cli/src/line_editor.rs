@@ -119,7 +119,8 @@ impl LineEditor {
         let (editor, line) = reading.await.map_err(io::Error::other)?;
         self.editor = Some(editor);
         match line {
-            Ok(line) => Ok(Line::Entered(joined(&line))),
+            // A backslash continues a line.
+            Ok(line) => Ok(Line::Entered(line.replace("\\\n", "\n"))),
             Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
             Err(ReadlineError::Eof) => Ok(Line::End),
             Err(error) => Err(io_error(error)),
@@ -150,11 +151,6 @@ impl Drop for LineEditor {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, mode);
         }
     }
-}
-
-/// Joins lines that a backslash continues.
-fn joined(line: &str) -> String {
-    line.replace("\\\n", "\n")
 }
 
 fn io_error(error: ReadlineError) -> io::Error {

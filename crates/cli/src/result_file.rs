@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use cantle::agent::Outcome;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ledger::Ledger;
+use cantle::core::sandbox::RefusedFile;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -32,7 +33,7 @@ struct ResultFile<'a> {
     status: RunStatus,
     finish: Option<&'a Finish>,
     outputs: Vec<SavedOutput<'a>>,
-    refused: Vec<RefusedOutput<'a>>,
+    refused: &'a [RefusedFile],
     /// Files that a run which ended with an answer in text did not deliver.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     undelivered: &'a [String],
@@ -72,12 +73,6 @@ struct SavedOutput<'a> {
     /// By the file's name.
     media_type: String,
     sha256: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct RefusedOutput<'a> {
-    source: &'a str,
-    reason: &'a str,
 }
 
 /// Returns the digests of files that earlier runs saved, by their path below the output directory.
@@ -141,17 +136,13 @@ fn json(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<String> {
             .to_string(),
         sha256: file.sha256.as_deref(),
     });
-    let refused = outcome.outputs.refused.iter().map(|refusal| RefusedOutput {
-        source: &refusal.source,
-        reason: &refusal.reason,
-    });
     let result = ResultFile {
         version: VERSION,
         run: outcome.run.to_string(),
         status: outcome.status(),
         finish: outcome.finish.as_ref(),
         outputs: outputs.collect(),
-        refused: refused.collect(),
+        refused: &outcome.outputs.refused,
         undelivered: &outcome.undelivered,
         turns: outcome.turns,
         duration_s: outcome.duration.as_secs_f64(),

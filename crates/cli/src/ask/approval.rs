@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use cantle::core::escape::for_decision;
@@ -219,7 +218,10 @@ impl Prompt {
         if !self.wait_for(editing)? {
             return Ok(Err(format!("`{editor}` failed: nothing was changed")));
         }
-        Ok(read_text(file.path()).map(|text| text.trim_end_matches('\n').to_owned()))
+        Ok(match std::fs::read_to_string(file.path()) {
+            Ok(text) => Ok(text.trim_end_matches('\n').to_owned()),
+            Err(error) => Err(format!("the edited text can't be read: {error}")),
+        })
     }
 
     /// Waits until an editor has ended, and returns whether it succeeded. It is killed if the question is
@@ -239,8 +241,4 @@ impl Prompt {
             }
         }
     }
-}
-
-fn read_text(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("the edited text can't be read: {error}"))
 }

@@ -60,7 +60,7 @@ pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
         STANDARD.encode(Sha256::digest(STYLE)),
     );
     let heading = heading(&record.run.task);
-    let summary = Summary { record }.html();
+    let summary = record.summary();
     let unknown = record.redactor.unknown().map(|names| {
         let names = escaped(&names);
         format!("; those of {names} were not known, and are not redacted")
@@ -92,20 +92,16 @@ fn heading(task: &str) -> String {
     ))
 }
 
-/// The part of the page that needs no script.
-struct Summary<'a> {
-    record: &'a RunRecord,
-}
-
-impl Summary<'_> {
-    fn html(&self) -> String {
+impl RunRecord {
+    /// Returns the part of the page that needs no script.
+    fn summary(&self) -> String {
         let mut html = String::new();
         self.header(&mut html);
         self.tiles(&mut html);
         self.texts(&mut html);
         self.files(&mut html);
         self.sub_agents(&mut html);
-        if let Some(svg) = chart::svg(self.record) {
+        if let Some(svg) = chart::svg(self) {
             let _ = write!(
                 html,
                 "<section class=\"panel\" id=\"chart\"><h2>Time and spending</h2>{svg}</section>"
@@ -115,7 +111,7 @@ impl Summary<'_> {
     }
 
     fn header(&self, html: &mut String) {
-        let run = &self.record.run;
+        let run = &self.run;
         let (tone, status) = status(run.status);
         let _ = write!(
             html,
@@ -125,14 +121,10 @@ impl Summary<'_> {
             run.run,
             heading(&run.task),
         );
-        let mut started = self
-            .record
-            .events
-            .iter()
-            .filter_map(|event| match &event.kind {
-                EventKind::RunStarted { sandbox, tools, .. } => Some((sandbox.as_ref(), tools)),
-                _ => None,
-            });
+        let mut started = self.events.iter().filter_map(|event| match &event.kind {
+            EventKind::RunStarted { sandbox, tools, .. } => Some((sandbox.as_ref(), tools)),
+            _ => None,
+        });
         let first = started.clone().next();
         let sandbox = first.and_then(|(sandbox, _)| sandbox);
         let sandbox = sandbox.map(|info| format!("Sandbox: {}", isolation(info)));
@@ -145,9 +137,9 @@ impl Summary<'_> {
     }
 
     fn tiles(&self, html: &mut String) {
-        let run = &self.record.run;
+        let run = &self.run;
         let (mut calls, mut failures) = (0, 0);
-        for event in &self.record.events {
+        for event in &self.events {
             if let EventKind::ToolFinished {
                 success, result, ..
             } = &event.kind
@@ -196,7 +188,7 @@ impl Summary<'_> {
 
     /// Returns time and ledger of the run's end.
     fn end(&self) -> Option<(std::time::Duration, &Ledger)> {
-        let last = self.record.events.iter().rev();
+        let last = self.events.iter().rev();
         last.filter(|event| event.depth == 0)
             .find_map(|event| match &event.kind {
                 EventKind::RunFinished {
@@ -207,12 +199,12 @@ impl Summary<'_> {
     }
 
     fn texts(&self, html: &mut String) {
-        let run = &self.record.run;
+        let run = &self.run;
         // A task of one short line is the heading already.
         if heading(&run.task) != escaped(run.task.trim()) {
             text(html, "Task", "task", &run.task);
         }
-        if let Some(answer) = final_answer(&self.record.events) {
+        if let Some(answer) = final_answer(&self.events) {
             text(html, "Answer", "answer", &answer);
         }
         if let Some(error) = &run.error {
@@ -222,7 +214,7 @@ impl Summary<'_> {
 
     fn files(&self, html: &mut String) {
         let mut rows = String::new();
-        for event in self.record.events.iter().filter(|event| event.depth == 0) {
+        for event in self.events.iter().filter(|event| event.depth == 0) {
             let (path, note) = match &event.kind {
                 EventKind::OutputSaved {
                     source,
@@ -255,7 +247,7 @@ impl Summary<'_> {
     fn sub_agents(&self, html: &mut String) {
         let mut rows = String::new();
         let mut names = std::collections::HashMap::new();
-        for event in self.record.events.iter().filter(|event| event.depth > 0) {
+        for event in self.events.iter().filter(|event| event.depth > 0) {
             match &event.kind {
                 EventKind::RunStarted { agent, model, .. } => {
                     names.insert(event.run, (agent, model));

@@ -15,8 +15,8 @@ use std::thread;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, mkdirat, open, openat, renameat,
-    statat, unlinkat,
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, mkdirat, open, openat,
+    renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -294,18 +294,16 @@ fn find(root: &OwnedFd, path: &str) -> io::Result<Option<OwnedFd>> {
         openat(parent, name, flags, Mode::empty())
     });
     match opened {
-        Ok(file) if is_regular(&fstat(&file)?) => Ok(Some(file)),
-        Ok(_) => Err(io::Error::other("it is no longer a regular file")),
+        Ok(file) => match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+            FileType::RegularFile => Ok(Some(file)),
+            _ => Err(io::Error::other("it is no longer a regular file")),
+        },
         Err(Errno::NOENT) => Ok(None),
         Err(Errno::LOOP | Errno::NOTDIR) => Err(io::Error::other(
             "a link or a file is in its place or on its way",
         )),
         Err(error) => Err(error.into()),
     }
-}
-
-fn is_regular(stat: &Stat) -> bool {
-    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
 }
 
 /// Opens the directory of a path below `root`, without following links, and returns the file's name.
