@@ -239,64 +239,27 @@ mod tests {
             (endpoint.key.map(|key| key.variable), endpoint.withheld)
         };
         let (is_sent, is_withheld) = ((Some(KEY_VARIABLE), None), (None, Some(KEY_VARIABLE)));
+        let (always, never) = ([is_sent; 2], [is_withheld; 2]);
+        let if_trusted = [is_sent, is_withheld];
         let (openai, litellm) = (Some(Provider::Openai), Some(Provider::Litellm));
-        for (provider, url, trusted, untrusted) in [
-            (
-                None,
-                Some("https://models.example.com/v1"),
-                is_sent,
-                is_withheld,
-            ),
-            (
-                None,
-                Some("http://127.0.0.1.example.com/v1"),
-                is_sent,
-                is_withheld,
-            ),
-            (
-                None,
-                Some("http://localhost:1@example.com/v1"),
-                is_sent,
-                is_withheld,
-            ),
-            (
-                openai,
-                Some("https://models.example.com/v1"),
-                is_sent,
-                is_withheld,
-            ),
-            (openai, Some("https://api.openai.com/v1"), is_sent, is_sent),
-            (
-                None,
-                Some("http://127.0.0.1:8000/v1"),
-                is_withheld,
-                is_withheld,
-            ),
-            (None, Some("http://[::1]:8000"), is_withheld, is_withheld),
-            (
-                None,
-                Some("http://[::ffff:127.0.0.1]"),
-                is_withheld,
-                is_withheld,
-            ),
-            (None, Some("http://0.0.0.0:8000"), is_withheld, is_withheld),
-            (None, Some("http://[::]:8000"), is_withheld, is_withheld),
-            (
-                None,
-                Some("http://LocalHost.:8000"),
-                is_withheld,
-                is_withheld,
-            ),
-            (
-                None,
-                Some("http://models.localhost"),
-                is_withheld,
-                is_withheld,
-            ),
-            (None, Some("http://192.168.0.9:8000"), is_sent, is_withheld),
+        for (provider, url, [trusted, untrusted]) in [
+            (None, "https://models.example.com/v1", if_trusted),
+            (None, "http://127.0.0.1.example.com/v1", if_trusted),
+            (None, "http://localhost:1@example.com/v1", if_trusted),
+            (openai, "https://models.example.com/v1", if_trusted),
+            (openai, "https://api.openai.com/v1", always),
+            (None, "http://127.0.0.1:8000/v1", never),
+            (None, "http://[::1]:8000", never),
+            (None, "http://[::ffff:127.0.0.1]", never),
+            (None, "http://0.0.0.0:8000", never),
+            (None, "http://[::]:8000", never),
+            (None, "http://LocalHost.:8000", never),
+            (None, "http://models.localhost", never),
+            (None, "http://192.168.0.9:8000", if_trusted),
             // Its own address is on this machine.
-            (litellm, None, is_withheld, is_withheld),
+            (litellm, "", never),
         ] {
+            let url = Some(url).filter(|url| !url.is_empty());
             let case = format!("{provider:?} {url:?}");
             assert_eq!(sent(Origin::Directory, provider, url), trusted, "{case}");
             assert_eq!(

@@ -21,7 +21,9 @@ use walkdir::WalkDir;
 
 use crate::args::WorkdirArgs;
 use crate::backend::BackendArg;
-use crate::output_dir::OutputDir;
+use crate::output_dir::{self, OutputDir};
+use crate::result_file;
+use crate::unfinished;
 use crate::working_copy::project_directory;
 
 /// Maximum number of files that are read-only or hidden.
@@ -34,12 +36,11 @@ const MAX_NAMES: u32 = 5;
 const MAX_NAME_BYTES: usize = 200;
 /// Maximum number of lines about renamed files.
 const MAX_LINES: usize = 50;
-/// The default directory of results, and the names that Cantle itself writes in the directory of a result.
-const RESULTS: &str = "cantle-out";
+/// The names that Cantle itself writes in the directory of a result.
 const RESULT_NAMES: [&str; 3] = [
-    "cantle-result.json",
-    "cantle-history.json",
-    "cantle-unfinished",
+    result_file::FILE_NAME,
+    unfinished::HISTORY,
+    unfinished::FILES,
 ];
 
 /// A directory that a run changes itself.
@@ -352,7 +353,7 @@ fn is_result(path: &Path, name: &str, results: &[PathBuf]) -> bool {
         return false;
     };
     let above = parent.parent().and_then(Path::file_name);
-    above.is_some_and(|above| above == RESULTS) || results.iter().any(|it| it == parent)
+    above.is_some_and(|above| above == output_dir::DEFAULT) || results.iter().any(|it| it == parent)
 }
 
 /// Returns files that look like secrets, relative to a directory, but for those below reserved names.

@@ -16,7 +16,7 @@ use crate::result_file;
 use crate::state_dir::StateDir;
 
 /// The directory of results where none is given. It is never an input.
-const DEFAULT: &str = "cantle-out";
+pub(crate) const DEFAULT: &str = "cantle-out";
 
 /// The output directory of a run.
 #[derive(Clone, Debug)]

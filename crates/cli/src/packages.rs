@@ -19,8 +19,9 @@ use tempfile::NamedTempFile;
 use crate::backend::{self, BackendArg};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::messages::ProgressMessages;
+use crate::policy;
 use crate::settings::layers::{Layers, Origin};
-use crate::settings::{AllowedHost, PackageSettings, PackageSourceSettings};
+use crate::settings::{PackageSettings, PackageSourceSettings};
 use crate::state_dir::{StateDir, create_traversable};
 
 /// Derives an image with a package set. Names are arguments: they are the same text however they are spelled.
@@ -99,13 +100,7 @@ pub(crate) fn hosts(
     source: &PackageSourceSettings,
     layers: &Layers,
 ) -> anyhow::Result<Vec<HostPattern>> {
-    let hosts = AllowedHost::patterns(source.package_host.clone())?;
-    if layers.origin("package_host") == Some(Origin::Directory)
-        && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())
-    {
-        bail!("`{host}`: only a flag, a variable or your own settings can allow private addresses");
-    }
-    Ok(hosts)
+    policy::hosts(layers, "package_host", source.package_host.clone())
 }
 
 /// Installs packages unless they are installed, with progress on standard error.

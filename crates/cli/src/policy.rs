@@ -31,12 +31,7 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
 pub(crate) fn resolve_for(layers: &Layers, is_local: bool) -> anyhow::Result<Policy> {
     let settings: PolicySettings = layers.typed()?;
     let preset = settings.policy.unwrap_or_default();
-    let mut hosts = AllowedHost::patterns(settings.allow_host)?;
-    if layers.origin("allow_host") == Some(Origin::Directory)
-        && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())
-    {
-        bail!("`{host}`: only a flag, a variable or your own settings can allow private addresses");
-    }
+    let mut hosts = hosts(layers, "allow_host", settings.allow_host)?;
     let is_weaker = layers.origin("allow_host") > layers.origin("policy");
     if settings.policy.is_some() && preset != Preset::Network && is_weaker {
         hosts.clear();
@@ -110,6 +105,24 @@ pub(crate) fn resolve_again(
         }
     }
     Ok(policy)
+}
+
+/// Returns the hosts of a setting.
+///
+/// # Errors
+/// If a mark follows no host, or a directory's file allows private addresses.
+pub(crate) fn hosts(
+    layers: &Layers,
+    setting: &str,
+    hosts: Vec<AllowedHost>,
+) -> anyhow::Result<Vec<HostPattern>> {
+    let hosts = AllowedHost::patterns(hosts)?;
+    if layers.origin(setting) == Some(Origin::Directory)
+        && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())
+    {
+        bail!("`{host}`: only a flag, a variable or your own settings can allow private addresses");
+    }
+    Ok(hosts)
 }
 
 fn add_read_roots(policy: &mut Policy, paths: &[PathBuf]) -> anyhow::Result<()> {

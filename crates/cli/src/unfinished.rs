@@ -21,8 +21,8 @@ use crate::state_dir::removed;
 use crate::text::{one_line, plural, size};
 use crate::trust::read_regular;
 
-const HISTORY: &str = "cantle-history.json";
-const FILES: &str = "cantle-unfinished";
+pub(crate) const HISTORY: &str = "cantle-history.json";
+pub(crate) const FILES: &str = "cantle-unfinished";
 
 /// The file that names the run which left the others.
 const OWNER: &str = ".cantle-unfinished";
