@@ -127,22 +127,18 @@ impl TerminalUser {
         let answer = tokio::select! {
             answer = &mut answer => answer,
             Ok(may_read) = is_shown => {
-                self.end_input(keys);
+                // Input up to now is no answer: it is added to `keys`, or discarded. If it can't be discarded, the user
+                // sees it as the answer.
+                match keys {
+                    Some(keys) => keys.pause(),
+                    None => drop(tcflush(&self.keys, QueueSelector::IFlush)),
+                }
                 // The thread waits for it.
                 let _ = may_read.send(());
                 answer.await
             }
         };
         answer.unwrap_or_else(|_| Err(io::Error::other("nothing was read")))
-    }
-
-    /// Input up to now is no answer: it is added to `keys`, or discarded. If it can't be discarded, the user sees it as the
-    /// answer.
-    fn end_input(&self, keys: Option<&mut TypedAhead>) {
-        match keys {
-            Some(keys) => keys.pause(),
-            None => drop(tcflush(&self.keys, QueueSelector::IFlush)),
-        }
     }
 }
 

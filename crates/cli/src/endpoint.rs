@@ -58,12 +58,8 @@ impl Endpoint {
             (None, Some(base_url)) => Provider::of_base_url(base_url),
             (None, None) => Some(Provider::Openai),
         };
-        let own_url = provider.map(Provider::base_url);
-        let base_url = match (&settings.base_url, own_url) {
-            (Some(base_url), _) => base_url.clone(),
-            (None, Some(own_url)) => own_url.to_owned(),
-            (None, None) => Provider::Openai.base_url().to_owned(),
-        };
+        let own_url = || provider.unwrap_or(Provider::Openai).base_url().to_owned();
+        let base_url = settings.base_url.clone().unwrap_or_else(own_url);
         let is_own = provider.is_some() && provider == Provider::of_base_url(&base_url);
 
         let own_variable = provider.and_then(Provider::key_variable);

@@ -77,6 +77,11 @@ fn id() -> QuestionId {
     QuestionId::new(RunId::new(), "call-1")
 }
 
+async fn answer_next(user: &mut TerminalUser, keys: Option<&mut TypedAhead>) {
+    let question = user.next_question().await.expect("a question");
+    user.answer(&question, keys).await;
+}
+
 /// Asks a question while `input` happens at the terminal, and returns the answer.
 async fn asked(
     user: &ChannelUser,
@@ -84,10 +89,7 @@ async fn asked(
     question: Question,
     input: impl Future<Output = ()>,
 ) -> Result<String, ToolError> {
-    let answering = async {
-        let question = terminal_user.next_question().await.expect("a question");
-        terminal_user.answer(&question, None).await;
-    };
+    let answering = answer_next(terminal_user, None);
     let (answer, (), ()) = tokio::join!(user.ask(question), answering, input);
     answer.map(|answer| answer.to_string())
 }
@@ -133,10 +135,7 @@ async fn only_keys_after_the_question_is_drawn_count() {
             terminal.read_until("> ").await;
             terminal.write("late\n");
         };
-        let answering = async {
-            let question = user.next_question().await.expect("a question");
-            user.answer(&question, keys.as_mut()).await;
-        };
+        let answering = answer_next(&mut user, keys.as_mut());
         let (answer, (), ()) = tokio::join!(channel.ask(question), answering, typing);
         assert_eq!(answer.expect("answered").to_string(), "late");
         let kept = keys.map(|keys| {
@@ -206,11 +205,7 @@ async fn a_withdrawn_question_stops_reading() {
             _ = terminal.read_until("> ") => {}
         }
     };
-    let answering = async {
-        let question = user.next_question().await.expect("a question");
-        user.answer(&question, None).await;
-    };
-    tokio::join!(asking, answering);
+    tokio::join!(asking, answer_next(&mut user, None));
     terminal
         .read_until("(the question was withdrawn)\r\n")
         .await;
@@ -228,10 +223,7 @@ async fn decided(tool: &str, arguments: &str, typed: &[&'static str]) -> (Answer
             terminal.write(text);
         }
     };
-    let answering = async {
-        let question = user.next_question().await.expect("a question");
-        user.answer(&question, None).await;
-    };
+    let answering = answer_next(&mut user, None);
     let (answer, (), ()) = tokio::join!(channel.ask(question), answering, typing);
     (answer.expect("answered"), shown.replace("\r\n", "\n"))
 }

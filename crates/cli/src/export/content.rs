@@ -27,6 +27,11 @@ pub(super) fn content(content: &Content, image: impl Fn(&Media) -> Value) -> Val
     parts.collect()
 }
 
+/// Returns a message that is nothing but its content.
+pub(super) fn plain_message(role: &str, text: &Content, image: impl Fn(&Media) -> Value) -> Value {
+    json!({"role": role, "content": content(text, image)})
+}
+
 pub(super) fn data_url(media: &Media) -> String {
     format!("data:{};base64,{}", media.mime_type(), media.base64())
 }

@@ -5,7 +5,7 @@ use cantle::core::content::Media;
 use cantle::core::message::{AssistantMessage, Message};
 use serde_json::{Value, json};
 
-use super::content::{answer, content, data_url, object, tools};
+use super::content::{answer, content, data_url, object, plain_message, tools};
 
 /// Returns the lines of a run and its sub-agents, a conversation each.
 pub(super) fn lines(trajectory: &Trajectory) -> String {
@@ -34,12 +34,8 @@ fn add(trajectory: &Trajectory, lines: &mut String) {
 
 fn message(message: &Message) -> Value {
     match message {
-        Message::System(message) => {
-            json!({"role": "system", "content": content(&message.content, image)})
-        }
-        Message::User(message) => {
-            json!({"role": "user", "content": content(&message.content, image)})
-        }
+        Message::System(message) => plain_message("system", &message.content, image),
+        Message::User(message) => plain_message("user", &message.content, image),
         Message::Assistant(message) => assistant(message),
         Message::Tool(message) => json!({
             "role": "tool",

@@ -10,7 +10,9 @@ use cantle::core::message::{AssistantMessage, Message};
 use cantle::core::usage::TokenUsage;
 use serde_json::{Value, json};
 
-use super::content::{answer, arguments, content, data_url, iso_time, object, reasoning};
+use super::content::{
+    answer, arguments, content, data_url, iso_time, object, plain_message, reasoning,
+};
 use super::status_name;
 
 const VERSION: u32 = 2;
@@ -147,12 +149,8 @@ fn model_usage(trajectory: &Trajectory, with_sub_agents: bool) -> Value {
 
 fn message(message: &Message, trajectory: &Trajectory) -> Value {
     match message {
-        Message::System(message) => {
-            json!({"role": "system", "content": content(&message.content, image)})
-        }
-        Message::User(message) => {
-            json!({"role": "user", "content": content(&message.content, image)})
-        }
+        Message::System(message) => plain_message("system", &message.content, image),
+        Message::User(message) => plain_message("user", &message.content, image),
         Message::Assistant(message) => assistant(message, trajectory),
         Message::Tool(message) => {
             let text = message.content.text();

@@ -1,6 +1,6 @@
 //! Changes as text: a patch as git writes it, and a line per file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
@@ -52,8 +52,9 @@ impl WorkingCopy {
                 renames.insert(&change.path, from);
             }
         }
-        let is_source = |change: &Change| renames.values().any(|from| from.path == change.path);
-        let shown = changes.files.iter().filter(|change| !is_source(change));
+        let sources: HashSet<_> = renames.values().map(|from| &from.path).collect();
+        let files = changes.files.iter();
+        let shown = files.filter(|change| !sources.contains(&change.path));
         shown
             .map(|change| {
                 let from = renames.get(&*change.path).copied();
