@@ -85,10 +85,9 @@ struct Checked<'c> {
     found: Option<Stat>,
 }
 
-/// A step whose file is written.
+/// A step whose file is written. It holds no directory open: there can be more steps than open files.
 struct Staged<'c> {
     checked: Checked<'c>,
-    parent: OwnedFd,
     temporary: String,
 }
 
@@ -201,7 +200,7 @@ impl WorkingCopy {
                 added.with_context(|| format!("failed to write {path}"))
             })
             .and_then(|()| {
-                let synced = sync_each(&staging.staged, |staged| staged.sync_content());
+                let synced = sync_each(&staging.staged, |staged| staged.sync_content(&root));
                 synced.context("failed to write to the disk")
             })
             .and_then(|()| {
@@ -378,18 +377,15 @@ impl<'c> Staging<'_, 'c> {
                 let _ = unlinkat(&parent, &*temporary, AtFlags::empty());
             })?;
         }
-        self.staged.push(Staged {
-            checked,
-            parent,
-            temporary,
-        });
+        self.staged.push(Staged { checked, temporary });
         Ok(())
     }
 
     /// Removes what was written and is not in its place.
     fn undo(&self) {
-        for staged in &self.staged {
-            let _ = unlinkat(&staged.parent, &*staged.temporary, AtFlags::empty());
+        for Staged { checked, temporary } in &self.staged {
+            let _ = parent_of(self.root, checked.step.path, false)
+                .and_then(|(parent, _)| unlinkat(parent, &**temporary, AtFlags::empty()));
         }
         for path in self.created.iter().rev() {
             remove_empty_directories(self.root, path);
@@ -398,7 +394,7 @@ impl<'c> Staging<'_, 'c> {
 
     fn put_in_place(self) -> anyhow::Result<()> {
         for staged in &self.staged {
-            if let Err(error) = staged.put_in_place() {
+            if let Err(error) = staged.put_in_place(self.root) {
                 self.undo();
                 let path = staged.checked.step.path;
                 return Err(error).with_context(|| {
@@ -407,7 +403,8 @@ impl<'c> Staging<'_, 'c> {
             }
         }
         sync_each(&self.staged, |staged| {
-            Ok(rustix::fs::fsync(&staged.parent)?)
+            let (parent, _) = parent_of(self.root, staged.checked.step.path, false)?;
+            Ok(rustix::fs::fsync(parent)?)
         })?;
         Ok(())
     }
@@ -432,19 +429,21 @@ fn sync_each(
 }
 
 impl Staged<'_> {
-    fn sync_content(&self) -> io::Result<()> {
-        if self.checked.step.after.is_none() {
+    fn sync_content(&self, root: &OwnedFd) -> io::Result<()> {
+        let step = &self.checked.step;
+        if step.after.is_none() {
             return Ok(());
         }
+        let (parent, _) = parent_of(root, step.path, false)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.parent, &*self.temporary, flags, Mode::empty())?;
+        let file = openat(parent, &*self.temporary, flags, Mode::empty())?;
         Ok(rustix::fs::fsync(file)?)
     }
 
-    fn put_in_place(&self) -> anyhow::Result<()> {
+    fn put_in_place(&self, root: &OwnedFd) -> anyhow::Result<()> {
         let Checked { step, found } = &self.checked;
-        let name = step.path.rsplit('/').next().unwrap_or(step.path);
-        let now = match statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let (parent, name) = parent_of(root, step.path, false)?;
+        let now = match statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Some(stat),
             Err(Errno::NOENT) => None,
             Err(error) => return Err(error.into()),
@@ -459,8 +458,8 @@ impl Staged<'_> {
             bail!("it was changed meanwhile");
         }
         match step.after {
-            Some(_) => renameat(&self.parent, &*self.temporary, &self.parent, name)?,
-            None => unlinkat(&self.parent, name, AtFlags::empty())?,
+            Some(_) => renameat(&parent, &*self.temporary, &parent, name)?,
+            None => unlinkat(parent, name, AtFlags::empty())?,
         }
         Ok(())
     }

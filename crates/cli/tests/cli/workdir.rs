@@ -164,6 +164,20 @@ async fn changes_are_applied_even_if_the_answer_cannot_be_written() {
     assert_changed(&env);
 }
 
+#[tokio::test]
+async fn more_files_are_changed_than_may_be_open() {
+    let (_server, env) = on_repository("for i in $(seq 300); do echo x > new-$i; done").await;
+    work(&env, &[]).await;
+    let script = "ulimit -n 100 && exec \"$0\" runs apply last";
+    let mut limited = env.command_of("bash");
+    limited.args(["-c", script, env!("CARGO_BIN_EXE_cantle")]);
+    let applied = wait_for_exit(limited.spawn().unwrap()).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    let is_new = |name: &String| name.starts_with("new-");
+    let names = env.list("repo");
+    assert_eq!(names.iter().filter(|name| is_new(name)).count(), 300);
+}
+
 /// The measure of a patch is that git can take it back; binary files are only named in it.
 #[tokio::test]
 async fn a_patch_is_one_of_git() {
