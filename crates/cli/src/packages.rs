@@ -1,6 +1,5 @@
 //! Python packages of `--package`: installed once in the state directory, and shown to sandboxes.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +13,12 @@ use cantle::python::{
     PackageError, PackageErrorKind, PackageRequest, PackageSet, PackageSpecifier, PackageStore,
     PythonTarget,
 };
-use tempfile::NamedTempFile;
 
 use crate::backend::{self, BackendArg};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::messages::ProgressMessages;
 use crate::policy;
+use crate::result_file::write_atomically;
 use crate::settings::layers::{Layers, Origin};
 use crate::settings::{PackageSettings, PackageSourceSettings};
 use crate::state_dir::{StateDir, create_traversable};
@@ -151,15 +150,9 @@ async fn target(
 
 /// Returns a backend of containers of an image that also has the packages, at their path.
 fn derived(image: &str, set: &PackageSet) -> anyhow::Result<DockerBackend> {
-    let directory = StateDir::find()?.packages();
-    let path = directory.join("Dockerfile");
-    let write = || {
-        // Another process may be reading the same text.
-        let mut file = NamedTempFile::new_in(&directory)?;
-        file.write_all(DERIVED.as_bytes())?;
-        file.persist(&path).map_err(|error| error.error)
-    };
-    write().with_context(|| format!("failed to write {}", path.display()))?;
+    let path = StateDir::find()?.packages().join("Dockerfile");
+    // Another process may be reading the same text.
+    write_atomically(&path, DERIVED.as_bytes())?;
     let set = set.path();
     let target = set.to_str().context("the state directory is not UTF-8")?;
     let arguments = [("IMAGE", image), ("SET", target)];

@@ -1,8 +1,6 @@
 //! Runs in the Agent Trajectory Interchange Format, version 1.8
 //! (<https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md>).
 
-use std::collections::HashSet;
-
 use cantle::agent::Trajectory;
 use cantle::core::content::{Content, Media};
 use cantle::core::message::{AssistantMessage, Message, ToolMessage, UserKind};
@@ -142,16 +140,14 @@ impl<'a> Steps<'a> {
             .filter(|sub_agent| sub_agent.call_id.as_ref() == Some(id))
             .map(|sub_agent| json!({"trajectory_id": sub_agent.run.run}))
             .collect();
-        let result = object(json!({
+        let mut result = object(json!({
             "source_call_id": id,
             "content": content(&message.content, image),
             "subagent_trajectory_ref": Some(references).filter(|them| !them.is_empty()),
             "extra": {"success": message.success, "arguments_valid": message.arguments_valid},
         }));
-        let of_call = self.latest_answer.filter(|(_, answer)| {
-            let ids: HashSet<_> = answer.tool_calls().map(|call| &call.id).collect();
-            ids.contains(id)
-        });
+        let is_answered = |answer: &AssistantMessage| answer.tool_calls().any(|it| it.id == *id);
+        let of_call = self.latest_answer.filter(|(_, it)| is_answered(it));
         let step = of_call.and_then(|(index, _)| self.steps.get_mut(index)?.as_object_mut());
         let Some(step) = step else {
             let observation = json!({"results": [result]});
@@ -162,7 +158,7 @@ impl<'a> Steps<'a> {
         let results = observation.get_mut("results").and_then(Value::as_array_mut);
         results
             .into_iter()
-            .for_each(|results| results.push(result.clone()));
+            .for_each(|results| results.push(result.take()));
     }
 }
 
