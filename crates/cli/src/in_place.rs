@@ -217,14 +217,13 @@ impl InPlace {
         let mut remark = format!(
             "Commands change {directory} itself: there is no diff to decide on, and no limit of disk space."
         );
-        let read_only: Vec<_> = self.read_only.keys().collect();
-        let hidden: Vec<_> = self.hidden.keys().collect();
         for (what, paths) in [
-            ("Read-only", read_only),
-            ("Hidden (--include-secrets)", hidden),
+            ("Read-only", &self.read_only),
+            ("Hidden (--include-secrets)", &self.hidden),
         ] {
             if !paths.is_empty() {
-                remark += &format!(" {what}: {}.", names(&paths));
+                let names = paths.keys().map(|path| display(&path.to_string_lossy()));
+                remark += &format!(" {what}: {}.", join_up_to(MAX_NAMED, names));
             }
         }
         remark
@@ -409,11 +408,6 @@ fn new_name(reserved: &str) -> String {
         Some(_) => new + ".txt",
         None => new,
     }
-}
-
-fn names(paths: &[&PathBuf]) -> String {
-    let names = paths.iter().map(|path| display(&path.to_string_lossy()));
-    join_up_to(MAX_NAMED, names)
 }
 
 #[cfg(test)]

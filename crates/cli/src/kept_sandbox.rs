@@ -33,14 +33,14 @@ const RECORD: &str = "kept-sandbox.json";
 /// Maximum number of files of a working directory that is kept.
 const MAX_FILES: usize = 1_000_000;
 
-/// The content of [`RECORD`].
+/// A working directory that is kept: the content of [`RECORD`].
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+pub(crate) struct KeptDirectory {
     directory: PathBuf,
     size_bytes: u64,
 }
 
-impl Record {
+impl KeptDirectory {
     fn read(directory: &Path) -> Option<Self> {
         json_file::read(&directory.join(RECORD)).ok()?
     }
@@ -48,29 +48,32 @@ impl Record {
 
 /// Whether the sandbox of this run, which has finished, was kept.
 pub(crate) fn is_kept_of_finished(run: &KeptRun) -> bool {
-    Record::read(&run.directory).is_some()
+    KeptDirectory::read(&run.directory).is_some()
 }
 
 /// Returns the size of the kept working directory of a finished run. A later run may have changed it.
 pub(crate) fn size_of_finished(run: &KeptRun) -> Option<u64> {
-    let record = Record::read(&run.directory)?;
+    let record = KeptDirectory::read(&run.directory)?;
     record.directory.exists().then_some(record.size_bytes)
 }
 
-/// Returns the size of a run's working directory, if this retention allows to keep it. Blocks.
-pub(crate) fn size_to_keep(state: &StateDir, run: RunId, retention: Retention) -> Option<u64> {
+/// Returns a run's working directory, if it is of this machine and this retention allows to keep it. Blocks.
+pub(crate) fn to_keep(state: &StateDir, run: RunId, retention: Retention) -> Option<KeptDirectory> {
     if retention.age.is_zero() {
         return None;
     }
     let directory = directory_of(state.runs().get(run).ok()?.sandbox.as_ref()?)?;
     let size_bytes = disk_usage(&directory).ok()?;
-    (size_bytes <= retention.size_bytes).then_some(size_bytes)
+    (size_bytes <= retention.size_bytes).then_some(KeptDirectory {
+        directory,
+        size_bytes,
+    })
 }
 
 /// Keeps the sandbox of a finished run, which is suspended, and removes others that are too old or too large.
-pub(crate) async fn keep(state: &StateDir, run: RunId, retention: Retention, size_bytes: u64) {
+pub(crate) async fn keep(state: &StateDir, run: RunId, retention: Retention, kept: &KeptDirectory) {
     // Without a record, it stays until the run is removed.
-    let _ = record(state, run, size_bytes);
+    let _ = json_file::write(&state.runs().run_directory(run).join(RECORD), kept);
     // Those in use are removed later; `cantle gc` reports what can't be.
     let _ = prune(state, retention).await;
 }
@@ -87,23 +90,11 @@ pub(crate) async fn settle(
     if is_kept_of_finished(run) || run.sandbox.as_ref().is_none_or(is_directory_gone) {
         return Ok(());
     }
-    match size_to_keep(state, run.run, retention) {
-        Some(size_bytes) => keep(state, run.run, retention, size_bytes).await,
+    match to_keep(state, run.run, retention) {
+        Some(kept) => keep(state, run.run, retention, &kept).await,
         None => remove_sandbox(run).await?,
     }
     Ok(())
-}
-
-/// Records that the sandbox of a finished run is kept. Blocks.
-fn record(state: &StateDir, run: RunId, size_bytes: u64) -> anyhow::Result<()> {
-    let kept = state.runs().get(run)?;
-    let directory = kept.sandbox.as_ref().and_then(directory_of);
-    let directory = directory.context("the run has no working directory of this machine")?;
-    let record = Record {
-        directory,
-        size_bytes,
-    };
-    json_file::write(&kept.directory.join(RECORD), &record)
 }
 
 /// Returns the disk space of a directory. Links are not followed.
@@ -135,7 +126,7 @@ pub(crate) async fn prune(state: &StateDir, retention: Retention) -> Reclaimed {
     let mut directories = HashSet::new();
     let mut total = 0_u64;
     for (run, path, written) in records(&store) {
-        let Some(record) = path.parent().and_then(Record::read) else {
+        let Some(record) = path.parent().and_then(KeptDirectory::read) else {
             continue;
         };
         // A later run that went on in it has counted it.

@@ -281,14 +281,14 @@ impl Task {
     ) -> Result<(), SessionError> {
         let kept = finished.zip(retention).and_then(|(run, retention)| {
             let state = StateDir::find().ok()?;
-            let size_bytes = kept_sandbox::size_to_keep(&state, run, retention)?;
-            Some((state, run, retention, size_bytes))
+            let kept = kept_sandbox::to_keep(&state, run, retention)?;
+            Some((state, run, retention, kept))
         });
-        let Some((state, run, retention, size_bytes)) = kept else {
+        let Some((state, run, retention, kept)) = kept else {
             return session.close().await;
         };
         session.suspend().await?;
-        kept_sandbox::keep(&state, run, retention, size_bytes).await;
+        kept_sandbox::keep(&state, run, retention, &kept).await;
         Ok(())
     }
 

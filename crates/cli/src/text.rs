@@ -174,21 +174,17 @@ pub(crate) fn fold(text: &str, head: usize, tail: usize) -> Vec<String> {
     if hidden < 2 {
         return lines.into_iter().map(str::to_owned).collect();
     }
-    let mut folded: Vec<String> = lines
+    let (first, rest) = lines.split_at(head);
+    let (between, last) = rest.split_at(hidden);
+    let count = format!("… {hidden} more lines");
+    let note = between.iter().find(|line| line.starts_with(CUT_OUTPUT));
+    let note = note.copied().unwrap_or(&count);
+    let shown = first
         .iter()
-        .take(head)
-        .map(|line| (*line).to_owned())
-        .collect();
-    let between = lines.iter().skip(head).take(hidden);
-    let note = between.copied().find(|line| line.starts_with(CUT_OUTPUT));
-    folded.push(note.map_or_else(|| format!("… {hidden} more lines"), str::to_owned));
-    folded.extend(
-        lines
-            .iter()
-            .skip(head + hidden)
-            .map(|line| (*line).to_owned()),
-    );
-    folded
+        .copied()
+        .chain([note])
+        .chain(last.iter().copied());
+    shown.map(str::to_owned).collect()
 }
 
 /// Formats a number as `999`, `12.4k` or `3.1M`.
