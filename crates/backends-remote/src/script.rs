@@ -16,7 +16,7 @@ const BASH: &str = "/bin/bash";
 /// Option of bash that ignores startup files and functions in the environment.
 const PRIVILEGED: &str = "-p";
 
-/// Time limit of a script.
+/// Time limit of a script that runs to its end.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum output of a script in bytes.
@@ -59,16 +59,17 @@ pub(crate) fn pty(size: PtySize) -> Value {
     json!({ "size": { "cols": size.columns, "rows": size.rows } })
 }
 
-/// Starts a script with arguments.
+/// Starts a script with arguments; the service ends it after `limit`.
 pub(crate) async fn start(
     envd: &Envd,
     script: &str,
     arguments: &[&str],
+    limit: Option<Duration>,
 ) -> Result<EventStream, Fault> {
     let environment = BTreeMap::from([("LC_ALL", "C")]);
     let stdio = Stdio::Pipes { has_input: false };
     let request = start_request(script, arguments.iter().copied(), &environment, stdio);
-    envd.start(&request, Some(SCRIPT_TIMEOUT)).await
+    envd.start(&request, limit).await
 }
 
 /// Runs a script to its end.
@@ -78,7 +79,8 @@ pub(crate) async fn run(
     arguments: &[&str],
 ) -> Result<ScriptOutput, Fault> {
     let running = async {
-        let mut events = start(envd, script, arguments).await?;
+        let limit = Some(SCRIPT_TIMEOUT);
+        let mut events = start(envd, script, arguments, limit).await?;
         let mut output = ScriptOutput {
             success: false,
             stdout: Vec::new(),

@@ -151,14 +151,14 @@ impl FileReader {
             FileSource::Script(events) => loop {
                 match events.next().await? {
                     Some(ProcessEvent::Output(Channel::Stdout, bytes)) => return Ok(Some(bytes)),
-                    Some(ProcessEvent::Ended(exit)) if exit != ProcessExit::Code(0) => {
+                    Some(ProcessEvent::Ended(ProcessExit::Code(0))) => return Ok(None),
+                    Some(ProcessEvent::Ended(_)) | None => {
                         return Err(Fault::Refused {
                             code: "internal".to_owned(),
                             message: "the program that reads it failed".to_owned(),
                         });
                     }
                     Some(_) => {}
-                    None => return Ok(None),
                 }
             },
         }

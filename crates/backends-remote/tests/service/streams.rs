@@ -466,3 +466,20 @@ async fn download_by_a_program_that_is_killed_does_not_look_complete() {
     sandbox.close().await.unwrap();
     server.stop().await;
 }
+
+#[tokio::test]
+async fn download_by_a_program_may_take_as_long_as_its_reader_does() {
+    let server = TestServer::start().await;
+    let proxy = Proxy::start(&server.url, |_| Fault::None).await;
+    let backend = through(&proxy).build().unwrap();
+    let sandbox = backend.open(context()).await.unwrap();
+    // The protocol needs UTF-8 paths.
+    let path = SandboxPath::working_directory().join(b"\xff").unwrap();
+    sandbox.write_bytes(&path, "text".into()).await.unwrap();
+    assert_eq!(sandbox.read_bytes(&path, 100).await.unwrap(), "text");
+    let is_unlimited =
+        |it: &ReceivedRequest| is_start(it) && it.header("connect-timeout-ms").is_empty();
+    assert_eq!(proxy.requests(is_unlimited).len(), 1);
+    sandbox.close().await.unwrap();
+    server.stop().await;
+}
