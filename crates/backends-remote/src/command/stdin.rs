@@ -105,8 +105,21 @@ async fn close(shared: &Arc<Shared>, progress: &Progress) {
         };
         let pid = progress.wait_for(|state| state.outer).await;
         let message = json!({ "process": { "pid": pid } });
-        // The command may have ended.
-        let _ = active.envd.order(PROCESSES, "CloseStdin", &message).await;
+        let close = || active.envd.order(PROCESSES, "CloseStdin", &message);
+        let mut closed = close().await;
+        // Closing it twice does no harm.
+        if let Err(fault) = &closed
+            && loses_input(fault)
+            && shared.check_gone(&active.envd, fault).await.is_none()
+        {
+            closed = close().await;
+        }
+        if let Err(fault) = closed
+            && loses_input(&fault)
+        {
+            // The command would wait for the end of its input.
+            progress.end(End::InputLost(Arc::new(fault)));
+        }
     };
     select! {
         () = closing => {}

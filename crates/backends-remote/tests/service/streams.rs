@@ -405,6 +405,44 @@ async fn command_whose_input_is_lost_fails() {
 }
 
 #[tokio::test]
+async fn input_is_closed_again_and_a_command_that_lacks_its_end_fails() {
+    for succeeds in [true, false] {
+        let fault = move |number: usize| match (succeeds, number) {
+            (true, 0) => Fault::DropResponse,
+            (true, _) => Fault::None,
+            (false, _) => respond(503, &[], ""),
+        };
+        let server = TestServer::start().await;
+        let number = AtomicUsize::new(0);
+        let plan = move |request: &ReceivedRequest| match request.path.ends_with("/CloseStdin") {
+            true => fault(number.fetch_add(1, Ordering::Relaxed)),
+            false => Fault::None,
+        };
+        let proxy = Proxy::start(&server.url, plan).await;
+        let backend = through(&proxy).build().unwrap();
+        let sandbox = backend.open(context()).await.unwrap();
+        let request = SpawnRequest::shell("cat")
+            .with_stdin(Stdin::Bytes("text".into()))
+            .with_timeout(DEADLINE);
+        match sandbox.run(request).await {
+            Ok(output) => {
+                let ended = (output.exit.status, output.stdout.text());
+                assert_eq!(ended, (ExitStatus::Code(0), "text".to_owned()));
+                assert!(succeeds);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), SandboxErrorKind::Io);
+                let expected = "part of the command's input was lost, so it has been ended: ";
+                assert!(error.to_string().starts_with(expected), "{error}");
+                assert!(!succeeds);
+            }
+        }
+        sandbox.close().await.unwrap();
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn stalled_download_fails_without_ending_the_sandbox() {
     let server = TestServer::start().await;
     let silence = CancellationToken::new();
