@@ -16,7 +16,7 @@ use crate::engine::failure::{engine_message, request_failed, status};
 use crate::environment::{self, Variables};
 use crate::options::Options;
 use crate::program;
-use crate::relay::RelayOptions;
+use crate::relay::{Relay, RelayOptions};
 use crate::runner::CommandRunner;
 use crate::sandbox::{DockerSandbox, Ownership};
 
@@ -126,16 +126,8 @@ async fn start_relay(
         .map_err(|error| SandboxError::io("failed to pack the supervisor", error))?;
     // The root directory is never hidden by a mount.
     container.unpack("/", archive).await?;
-    let path = format!("/{name}");
-    let config = ExecConfig {
-        cmd: Some(vec![path.clone(), "relay".to_owned()]),
-        attach_stdin: Some(true),
-        ..ExecConfig::default()
-    };
-    let doing = "failed to start the supervisor in the container";
-    let started = container.exec(config).await;
-    let (_, output, input) = started.map_err(|error| request_failed(doing, &error))?;
-    let stream = ContainerStream::new(output, input);
+    let path = SandboxPath::new(format!("/{name}"))?;
+    let stream = exec_supervisor(container, &path, None).await?;
     let mut relay = RelayOptions::new(options.working_directory.clone());
     relay.proxy = proxy;
     let mut limits = limits.clone();
@@ -144,9 +136,36 @@ async fn start_relay(
     let connected = CommandRunner::supervised(stream, relay, variables, &limits).await;
     // A running supervisor doesn't need its file, and nothing can remove it later if this process is killed.
     if let Ok(CommandRunner::Supervised(relay)) = &connected
-        && let Err(error) = relay.remove(&SandboxPath::new(path)?).await
+        && relay.remove(&path).await.is_err()
+        && let Err(error) = remove_as_root(container, &path).await
     {
         tracing::debug!(%error, "failed to remove the supervisor's file from the container");
     }
     connected
+}
+
+/// Starts the supervisor at `path` as a user of the container; by default as the container's own.
+async fn exec_supervisor(
+    container: &Container,
+    path: &SandboxPath,
+    user: Option<&str>,
+) -> Result<ContainerStream, SandboxError> {
+    let config = ExecConfig {
+        cmd: Some(vec![path.to_string(), "relay".to_owned()]),
+        user: user.map(str::to_owned),
+        attach_stdin: Some(true),
+        ..ExecConfig::default()
+    };
+    let doing = "failed to start the supervisor in the container";
+    let started = container.exec(config).await;
+    let (_, output, input) = started.map_err(|error| request_failed(doing, &error))?;
+    Ok(ContainerStream::new(output, input))
+}
+
+/// Removes the supervisor's file by another supervisor: other users can't change the root directory.
+async fn remove_as_root(container: &Container, path: &SandboxPath) -> Result<(), SandboxError> {
+    let stream = exec_supervisor(container, path, Some("0")).await?;
+    let options = RelayOptions::new(SandboxPath::new("/")?);
+    let relay = Relay::connect_chunks(stream.stdout, stream.stdin, options).await?;
+    relay.remove(path).await
 }

@@ -91,6 +91,21 @@ async fn running_container_is_used_and_left_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn supervisor_leaves_no_file_in_a_container_of_an_ordinary_user() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, ["--user", "1000", "--workdir", "/tmp"]);
+    let root = container.root();
+    let sandbox = open(&container.backend()).await;
+    let mechanisms = sandbox.info().mechanisms.join("; ");
+    assert!(!mechanisms.contains("without supervisor"), "{mechanisms}");
+    assert_eq!(stdout(&*sandbox, "id -u").await, "1000");
+    assert_eq!(container.root(), root);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn drop_ends_only_processes_of_the_sandbox() {
     let Some(engine) = TestEngine::from_env() else {
         return;
