@@ -7,10 +7,10 @@
 
 mod command;
 mod connect;
+mod connection;
 mod files;
 mod link;
 mod options;
-mod proxied;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -31,10 +31,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
+use self::connection::ChannelConnection;
 use self::files::TaskLimits;
 use self::link::Link;
 pub use self::options::RelayOptions;
-use self::proxied::Connection;
 
 /// Size of a read.
 const READ_BYTES: usize = 64 * 1024;
@@ -131,7 +131,7 @@ impl Relay {
         let proxy = options.proxy.clone().map(|settings| {
             Proxy::serve(
                 futures_util::stream::poll_fn(move |cx| connections.poll_recv(cx))
-                    .map(Connection::new),
+                    .map(|it| ChannelConnection::new(it.reader, Bytes::new(), it.writer, it.slot)),
                 settings,
             )
         });

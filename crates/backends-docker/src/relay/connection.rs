@@ -1,4 +1,4 @@
-//! A client's connection to the proxy, carried over the relay's stream.
+//! A connection whose two directions are channels of the relay's stream.
 
 use std::io;
 use std::pin::Pin;
@@ -8,36 +8,36 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::PollSemaphore;
 
-use super::stream::{AcceptedConnection, ChannelReader, ConnectionSlot, InputWriter};
+use super::stream::{ChannelReader, InputWriter};
 
 /// Maximum number of bytes in one frame.
 const MAX_WRITE: usize = 32 * 1024;
 
-/// A connection that a client in the sandbox has opened. Dropping it closes it, after what was written.
-#[derive(Debug)]
-pub(super) struct Connection {
+/// A connection of which the other end is in the sandbox. Dropping it closes both directions, then drops the guard.
+pub(super) struct ChannelConnection<G> {
     reader: ChannelReader,
     /// The part of the latest chunk that was not read.
     unread: Bytes,
     /// `None` after the end of writing.
     writer: Option<InputWriter>,
     credit: PollSemaphore,
-    _slot: ConnectionSlot,
+    _guard: G,
 }
 
-impl Connection {
-    pub(super) fn new(accepted: AcceptedConnection) -> Self {
+impl<G> ChannelConnection<G> {
+    /// `unread` was received already; `guard` is dropped with the connection.
+    pub(super) fn new(reader: ChannelReader, unread: Bytes, writer: InputWriter, guard: G) -> Self {
         Self {
-            reader: accepted.reader,
-            unread: Bytes::new(),
-            credit: PollSemaphore::new(accepted.writer.credit()),
-            writer: Some(accepted.writer),
-            _slot: accepted.slot,
+            reader,
+            unread,
+            credit: PollSemaphore::new(writer.credit()),
+            writer: Some(writer),
+            _guard: guard,
         }
     }
 }
 
-impl AsyncRead for Connection {
+impl<G: Unpin> AsyncRead for ChannelConnection<G> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -55,7 +55,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl<G: Unpin> AsyncWrite for ChannelConnection<G> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
