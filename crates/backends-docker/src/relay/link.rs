@@ -11,11 +11,12 @@ use bytes::{Buf, Bytes, BytesMut};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::frames::{Answer, HEADER_BYTES, MAX_PAYLOAD, Request};
 use cantle_supervisor::wire::{REPORT_BYTES, SETUP_REPLY_BYTES, SetupReply};
-use futures_util::{Stream as ByteChunks, StreamExt as _};
-use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use futures_util::Stream as ByteChunks;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::select;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_util::io::StreamReader;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::stream::{AcceptedConnection, Frame, ProtocolViolation, Stream};
@@ -200,8 +201,7 @@ impl From<ProtocolViolation> for io::Error {
 
 /// Parses answers in the buffer into which they are read. Output is copied once, out of it.
 struct AnswerReader<S> {
-    chunks: S,
-    chunk: Bytes,
+    stream: StreamReader<S, Bytes>,
     /// The output frame of which a part was returned; its length is that of the rest.
     partial: Option<Answer>,
 }
@@ -209,22 +209,27 @@ struct AnswerReader<S> {
 impl<S: ByteChunks<Item = io::Result<Bytes>> + Unpin> AnswerReader<S> {
     fn new(chunks: S) -> Self {
         Self {
-            chunks,
-            chunk: Bytes::new(),
+            stream: StreamReader::new(chunks),
             partial: None,
         }
     }
 
     /// Returns the next answer with its payload, or the next piece of output in an answer whose length is
-    /// that of the rest; `None` at the end. Not cancel-safe.
+    /// that of the rest; `None` at the end, also within an answer. Not cancel-safe.
     async fn next(&mut self) -> io::Result<Option<(Answer, Bytes)>> {
+        match self.read_next().await {
+            Ok(next) => Ok(Some(next)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn read_next(&mut self) -> io::Result<(Answer, Bytes)> {
         let answer = match self.partial.take() {
             Some(answer) => answer,
             None => {
                 let mut header = [0; HEADER_BYTES];
-                if !self.read_exact(&mut header).await? {
-                    return Ok(None);
-                }
+                self.stream.read_exact(&mut header).await?;
                 Answer::decode(&header).ok_or(ProtocolViolation)?
             }
         };
@@ -234,18 +239,20 @@ impl<S: ByteChunks<Item = io::Result<Bytes>> + Unpin> AnswerReader<S> {
                 return Err(ProtocolViolation.into());
             }
             let mut payload = vec![0; length];
-            let is_complete = self.read_exact(&mut payload).await?;
-            return Ok(is_complete.then(|| (answer, payload.into())));
+            self.stream.read_exact(&mut payload).await?;
+            return Ok((answer, payload.into()));
         };
         if !(1..=MAX_PAYLOAD).contains(&length) {
             return Err(ProtocolViolation.into());
         }
-        if !self.has_bytes().await? {
-            return Ok(None);
+        let read = self.stream.fill_buf().await?;
+        if read.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let piece = self.chunk.split_to(length.min(self.chunk.len()));
         // A slice would keep the whole buffer allocated until its consumer has read it.
-        let piece = Bytes::copy_from_slice(&piece);
+        let (piece, _) = read.split_at(length.min(read.len()));
+        let piece = Bytes::copy_from_slice(piece);
+        self.stream.consume(piece.len());
         let length = (length - piece.len()) as u64;
         let answer = Answer::Output {
             id,
@@ -253,31 +260,6 @@ impl<S: ByteChunks<Item = io::Result<Bytes>> + Unpin> AnswerReader<S> {
             length,
         };
         self.partial = (length > 0).then_some(answer);
-        Ok(Some((answer, piece)))
-    }
-
-    /// Fills the buffer; returns whether the stream was long enough.
-    async fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<bool> {
-        while !buffer.is_empty() {
-            if !self.has_bytes().await? {
-                return Ok(false);
-            }
-            let length = buffer.len().min(self.chunk.len());
-            let (filled, rest) = buffer.split_at_mut(length);
-            self.chunk.copy_to_slice(filled);
-            buffer = rest;
-        }
-        Ok(true)
-    }
-
-    /// Reads a chunk if the last one is used up; returns whether there are bytes.
-    async fn has_bytes(&mut self) -> io::Result<bool> {
-        while self.chunk.is_empty() {
-            match self.chunks.next().await {
-                Some(chunk) => self.chunk = chunk?,
-                None => return Ok(false),
-            }
-        }
-        Ok(true)
+        Ok((answer, piece))
     }
 }
