@@ -161,7 +161,7 @@ impl Drop for RemoteSandbox {
         let was_closed = self.shared.closed.is_cancelled();
         self.shared.closed.cancel();
         // Commands observe `closed`; other tasks are no longer needed.
-        let mut tasks = std::mem::take(&mut *self.shared.tasks());
+        let mut tasks = std::mem::take(&mut *self.shared.tasks.lock());
         tasks.abort_all();
         if !was_closed && !self.shared.kept.load(Ordering::Relaxed) {
             self.shared.service.kill_in_background(&self.shared.id);

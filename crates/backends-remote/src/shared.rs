@@ -1,6 +1,6 @@
 //! The state of a sandbox at the service: its lifetime, pausing, and detection of its loss.
 
-use parking_lot::{Mutex, MutexGuard, RwLock as SyncRwLock};
+use parking_lot::{Mutex, RwLock as SyncRwLock};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -73,7 +73,7 @@ pub(crate) enum Phase {
 /// A connection to the sandbox that prevents it from being paused.
 pub(crate) struct ActiveSandbox {
     pub(crate) envd: Envd,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     _phase: OwnedRwLockReadGuard<Phase>,
 }
 
@@ -83,17 +83,90 @@ impl Drop for ActiveSandbox {
     }
 }
 
-impl Shared {
-    pub(crate) fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock()
+impl ActiveSandbox {
+    /// Determines whether a call failed because the sandbox is gone; returns the reason if so.
+    pub(crate) async fn check_gone(&self, fault: &Fault) -> Option<String> {
+        let reason = match fault {
+            Fault::Gone(reason) => reason.clone(),
+            fault if fault.is_unanswered() => select! {
+                biased;
+                reason = self.shared.gone() => reason,
+                reason = self.confirm_gone() => reason?,
+            },
+            _ => return None,
+        };
+        self.shared.mark_gone(&reason);
+        Some(reason)
     }
 
+    /// Converts a failed call to an error; "gone" or "closed" if that is the cause.
+    pub(crate) async fn explain(&self, fault: Fault, doing: &str) -> SandboxError {
+        if let Err(closed) = self.shared.check() {
+            return closed;
+        }
+        match self.check_gone(&fault).await {
+            Some(reason) => match self.shared.check() {
+                Err(error) => error,
+                Ok(()) => SandboxError::gone(reason),
+            },
+            None => fault.into_error(doing),
+        }
+    }
+
+    /// Runs a long operation until the sandbox is closed or gone.
+    pub(crate) async fn while_alive<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, SandboxError> {
+        let shared = &self.shared;
+        select! {
+            biased;
+            done = work => Ok(done),
+            () = shared.closed.cancelled() => {
+                let closed = shared.check().err();
+                Err(closed.unwrap_or_else(|| SandboxError::gone("the sandbox is closed")))
+            }
+            reason = shared.gone() => Err(SandboxError::gone(reason)),
+            reason = self.wait_until_gone() => Err(SandboxError::gone(reason)),
+        }
+    }
+
+    async fn wait_until_gone(&self) -> String {
+        let mut failing_since = None;
+        loop {
+            sleep(HEARTBEAT).await;
+            match self.envd.check_health().await {
+                Ok(()) => failing_since = None,
+                Err(error) => {
+                    if is_gone(&error, &mut failing_since) {
+                        self.shared.mark_gone(&error.reason);
+                        return error.reason;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Repeats health checks until one succeeds or the sandbox counts as gone; returns the reason if so.
+    async fn confirm_gone(&self) -> Option<String> {
+        let mut failing_since = None;
+        loop {
+            let error = self.envd.check_health().await.err()?;
+            if is_gone(&error, &mut failing_since) {
+                return Some(error.reason);
+            }
+            sleep(RECHECK_PAUSE).await;
+        }
+    }
+}
+
+impl Shared {
     /// Spawns a task that is aborted when the sandbox is dropped.
     pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
-        let mut tasks = self.tasks();
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(task, &runtime);
     }
@@ -108,18 +181,11 @@ impl Shared {
     }
 
     fn touch(&self) {
-        let mut last_use = self.last_use.lock();
-        *last_use = Instant::now();
+        *self.last_use.lock() = Instant::now();
     }
 
     fn idle_for(&self) -> Duration {
-        let last_use = self.last_use.lock();
-        last_use.elapsed()
-    }
-
-    fn current(&self) -> Envd {
-        let envd = self.envd.read();
-        envd.clone()
+        self.last_use.lock().elapsed()
     }
 
     /// Returns an error if the sandbox is closed or gone.
@@ -128,8 +194,7 @@ impl Shared {
             let message = "the sandbox is closed";
             return Err(SandboxError::new(SandboxErrorKind::Closed, message));
         }
-        let gone = self.gone.lock();
-        match &*gone {
+        match &*self.gone.lock() {
             Some(reason) => Err(SandboxError::gone(format!("the sandbox is gone: {reason}"))),
             None => Ok(()),
         }
@@ -143,7 +208,7 @@ impl Shared {
             if *phase == Phase::Running {
                 self.touch();
                 return Ok(ActiveSandbox {
-                    envd: self.current(),
+                    envd: self.envd.read().clone(),
                     shared: Arc::clone(self),
                     _phase: phase,
                 });
@@ -175,79 +240,14 @@ impl Shared {
     }
 
     pub(crate) fn mark_gone(&self, reason: &str) {
-        let mut gone = self.gone.lock();
-        gone.get_or_insert_with(|| reason.to_owned());
+        self.gone.lock().get_or_insert_with(|| reason.to_owned());
         self.gone_signal.cancel();
     }
 
     /// Waits until the sandbox is gone; returns the reason.
     pub(crate) async fn gone(&self) -> String {
         self.gone_signal.cancelled().await;
-        let gone = self.gone.lock();
-        gone.clone().unwrap_or_default()
-    }
-
-    /// Determines whether a call failed because the sandbox is gone; returns the reason if so.
-    pub(crate) async fn check_gone(&self, envd: &Envd, fault: &Fault) -> Option<String> {
-        let reason = match fault {
-            Fault::Gone(reason) => reason.clone(),
-            fault if fault.is_unanswered() => select! {
-                biased;
-                reason = self.gone() => reason,
-                reason = confirm_gone(envd) => reason?,
-            },
-            _ => return None,
-        };
-        self.mark_gone(&reason);
-        Some(reason)
-    }
-
-    /// Converts a failed call to an error; "gone" or "closed" if that is the cause.
-    pub(crate) async fn explain(&self, envd: &Envd, fault: Fault, doing: &str) -> SandboxError {
-        if let Err(closed) = self.check() {
-            return closed;
-        }
-        match self.check_gone(envd, &fault).await {
-            Some(reason) => self
-                .check()
-                .err()
-                .unwrap_or_else(|| SandboxError::gone(reason)),
-            None => fault.into_error(doing),
-        }
-    }
-
-    /// Runs a long operation until the sandbox is closed or gone.
-    pub(crate) async fn while_alive<T>(
-        &self,
-        envd: &Envd,
-        work: impl Future<Output = T>,
-    ) -> Result<T, SandboxError> {
-        select! {
-            biased;
-            done = work => Ok(done),
-            () = self.closed.cancelled() => {
-                let closed = self.check().err();
-                Err(closed.unwrap_or_else(|| SandboxError::gone("the sandbox is closed")))
-            }
-            reason = self.gone() => Err(SandboxError::gone(reason)),
-            reason = self.wait_until_gone(envd) => Err(SandboxError::gone(reason)),
-        }
-    }
-
-    async fn wait_until_gone(&self, envd: &Envd) -> String {
-        let mut failing_since = None;
-        loop {
-            sleep(HEARTBEAT).await;
-            match envd.check_health().await {
-                Ok(()) => failing_since = None,
-                Err(error) => {
-                    if is_gone(&error, &mut failing_since) {
-                        self.mark_gone(&error.reason);
-                        return error.reason;
-                    }
-                }
-            }
-        }
+        self.gone.lock().clone().unwrap_or_default()
     }
 
     /// Returns the absolute path, as bytes.
@@ -323,18 +323,6 @@ impl Shared {
                 }
             }
         }
-    }
-}
-
-/// Repeats health checks until one succeeds or the sandbox counts as gone; returns the reason if so.
-async fn confirm_gone(envd: &Envd) -> Option<String> {
-    let mut failing_since = None;
-    loop {
-        let error = envd.check_health().await.err()?;
-        if is_gone(&error, &mut failing_since) {
-            return Some(error.reason);
-        }
-        sleep(RECHECK_PAUSE).await;
     }
 }
 

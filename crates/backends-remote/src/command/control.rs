@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::pump::{ChannelSender, CommandState, End, Progress, Pump, listed};
 use super::{Order, order};
 use crate::envd::{Envd, EventStream, Fault, PROCESSES, ProcessExit, Processes};
-use crate::shared::{ActiveSandbox, Shared};
+use crate::shared::ActiveSandbox;
 use crate::signals;
 
 /// Time limit for a command to report its process id when it is killed.
@@ -46,7 +46,6 @@ pub(super) type StartResult = Result<Option<u32>, SandboxError>;
 
 /// A command and its connection.
 pub(super) struct CommandControl {
-    pub(super) shared: Arc<Shared>,
     pub(super) active: ActiveSandbox,
     pub(super) token: String,
     pub(super) request: SpawnRequest,
@@ -75,7 +74,7 @@ impl CommandControl {
             Ok(events) => self.follow(events, channels, started, reports).await,
             Err(fault) => {
                 let may_run = fault.is_unanswered();
-                let error = not_started(&self.shared, envd, fault).await;
+                let error = not_started(&self.active, fault).await;
                 if may_run && error.kind() != SandboxErrorKind::Gone {
                     kill_unconfirmed(envd, &self.token).await;
                 }
@@ -92,12 +91,7 @@ impl CommandControl {
         started: oneshot::Sender<StartResult>,
         reports: mpsc::UnboundedSender<Report>,
     ) {
-        let pump = Pump::new(
-            (&self.shared, &self.active.envd),
-            &self.progress,
-            &self.token,
-            channels,
-        );
+        let pump = Pump::new(&self.active, &self.progress, &self.token, channels);
         let mut pump = pin!(pump.run(events));
         let mut announcing = pin!(self.announce(started));
         let (mut output_ended, mut is_announced) = (false, false);
@@ -128,7 +122,7 @@ impl CommandControl {
             select! {
                 () = pump => {}
                 () = self.orders.abandon.cancelled() => {}
-                () = self.shared.closed.cancelled() => {}
+                () = self.active.shared.closed.cancelled() => {}
             }
         }
     }
@@ -150,7 +144,7 @@ impl CommandControl {
             Err(Ok(why)) => Err(self.refused(&why)),
             Err(Err(fault)) => {
                 let fault = Fault::clone(&fault);
-                Err(not_started(&self.shared, &self.active.envd, fault).await)
+                Err(not_started(&self.active, fault).await)
             }
         };
         let _ = started.send(began);
@@ -215,11 +209,11 @@ impl CommandControl {
                     // The first process reacted to TERM; its children may not have.
                     return self.kill().await.map(|()| None);
                 }
-                () = self.shared.closed.cancelled() => {
+                () = self.active.shared.closed.cancelled() => {
                     let message = "the sandbox was closed while the command ran";
                     return Err(SandboxError::new(SandboxErrorKind::Closed, message));
                 }
-                why = self.shared.gone() => return Err(gone(&why)),
+                why = self.active.shared.gone() => return Err(gone(&why)),
                 () = &mut killed => {
                     self.kill().await?;
                     // The stream usually ends now, with the rest of the output.
@@ -258,7 +252,7 @@ impl CommandControl {
         let leader = self.progress.state.borrow().leader;
         match order(&self.active.envd, &self.token, leader, kind).await {
             Ok(answer) => Ok(answer.success),
-            Err(fault) => match self.shared.check_gone(&self.active.envd, &fault).await {
+            Err(fault) => match self.active.check_gone(&fault).await {
                 Some(why) => Err(gone(&why)),
                 None => Ok(false),
             },
@@ -273,7 +267,7 @@ impl CommandControl {
         let is_kept = self.request.background == Background::Keep;
         match end {
             End::Reported { status, left, .. } => Ok(Report::Ended {
-                status: self.shared.limits.explain(status),
+                status: self.active.shared.limits.explain(status),
                 alone: !is_kept || left.is_empty(),
             }),
             // The caller got an error instead of a handle.
@@ -291,7 +285,7 @@ impl CommandControl {
                         ExitStatus::Signal(signals::number(&words).unwrap_or(9))
                     }
                 };
-                let status = self.shared.limits.explain(status);
+                let status = self.active.shared.limits.explain(status);
                 // A command on a terminal has no script that reports its end, and a report may
                 // have been lost. Otherwise the script was killed.
                 let is_terminal = self.request.pty.is_some();
@@ -305,7 +299,7 @@ impl CommandControl {
                 Ok(has_ended(status))
             }
             End::Lost(fault) => {
-                if let Some(why) = self.shared.check_gone(&self.active.envd, &fault).await {
+                if let Some(why) = self.active.check_gone(&fault).await {
                     return Err(gone(&why));
                 }
                 self.order(Order::Kill).await?;
@@ -320,7 +314,7 @@ impl CommandControl {
                 }
             }
             End::InputLost(fault) => {
-                if let Some(why) = self.shared.check_gone(&self.active.envd, &fault).await {
+                if let Some(why) = self.active.check_gone(&fault).await {
                     return Err(gone(&why));
                 }
                 self.kill().await?;
@@ -333,7 +327,7 @@ impl CommandControl {
 }
 
 /// The error for a command that was not started.
-async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError {
+async fn not_started(active: &ActiveSandbox, fault: Fault) -> SandboxError {
     if let Fault::Refused { code, message } = &fault
         && (message.to_lowercase().contains("too long") || code == "resource_exhausted")
     {
@@ -342,9 +336,7 @@ async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError
             "Write long content to a file first and give the command the file's path.",
         );
     }
-    shared
-        .explain(envd, fault, "failed to start the command")
-        .await
+    active.explain(fault, "failed to start the command").await
 }
 
 /// Kills a command that may have been started although the answer was lost.

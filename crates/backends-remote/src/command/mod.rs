@@ -65,7 +65,6 @@ pub(crate) async fn spawn(
     let (stdout_sender, stdout) = mpsc::channel(CHUNKS_IN_FLIGHT);
     let (stderr_sender, stderr) = mpsc::channel(CHUNKS_IN_FLIGHT);
     let control = CommandControl {
-        shared: Arc::clone(shared),
         active,
         token: token.clone(),
         request: driver.request().clone(),

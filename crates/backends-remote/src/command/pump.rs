@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::marks::{Mark, MarkParser, MarkedPiece};
-use crate::envd::{Envd, EventStream, Fault, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
-use crate::shared::Shared;
+use crate::envd::{EventStream, Fault, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
+use crate::shared::ActiveSandbox;
 
 /// Time limit for the end of the stream after the last output: a connection read to its end is reused.
 const STREAM_END_TIMEOUT: Duration = Duration::from_millis(100);
@@ -119,8 +119,7 @@ pub(super) type ChannelSender = mpsc::Sender<Result<Bytes, SandboxError>>;
 
 /// Reads a command's stream.
 pub(super) struct Pump<'p> {
-    shared: &'p Shared,
-    envd: &'p Envd,
+    active: &'p ActiveSandbox,
     progress: &'p Progress,
     channels: [MarkedChannel; 2],
     /// Number of consecutive breaks, and the start of the current connection.
@@ -137,7 +136,7 @@ struct MarkedChannel {
 
 impl<'p> Pump<'p> {
     pub(super) fn new(
-        (shared, envd): (&'p Shared, &'p Envd),
+        active: &'p ActiveSandbox,
         progress: &'p Progress,
         token: &str,
         [stdout, stderr]: [ChannelSender; 2],
@@ -148,8 +147,7 @@ impl<'p> Pump<'p> {
             sender: Some(sender),
         };
         Self {
-            shared,
-            envd,
+            active,
             progress,
             channels: [
                 channel(Channel::Stdout, stdout),
@@ -220,10 +218,10 @@ impl<'p> Pump<'p> {
         while self.breaks < MAX_IMMEDIATE_BREAKS {
             sleep(RECONNECT_PAUSE * self.breaks).await;
             self.breaks += 1;
-            if self.shared.check_gone(self.envd, fault).await.is_some() {
+            if self.active.check_gone(fault).await.is_some() {
                 return None;
             }
-            match self.envd.listen(pid).await {
+            match self.active.envd.listen(pid).await {
                 Ok(events) => {
                     tracing::debug!(pid, why = %fault, "listening again to a command");
                     self.listens_since = Instant::now();

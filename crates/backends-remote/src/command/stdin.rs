@@ -66,7 +66,7 @@ impl InputChannel for RemoteInput {
             progress.end(End::InputLost(Arc::new(fault.clone())));
         }
         let doing = "failed to write to the command";
-        Err(shared.explain(&active.envd, fault, doing).await)
+        Err(active.explain(fault, doing).await)
     }
 }
 
@@ -110,7 +110,7 @@ async fn close(shared: &Arc<Shared>, progress: &Progress) {
         // Closing it twice does no harm.
         if let Err(fault) = &closed
             && loses_input(fault)
-            && shared.check_gone(&active.envd, fault).await.is_none()
+            && active.check_gone(fault).await.is_none()
         {
             closed = close().await;
         }

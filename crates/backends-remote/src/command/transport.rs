@@ -68,7 +68,7 @@ impl Transport for RemoteTransport {
             Ok(_) => Ok(()),
             Err(fault) => {
                 let doing = "failed to send a signal";
-                Err(self.shared.explain(&active.envd, fault, doing).await)
+                Err(active.explain(fault, doing).await)
             }
         }
     }
@@ -83,7 +83,7 @@ impl Transport for RemoteTransport {
             Ok(()) => Ok(()),
             Err(fault) => {
                 let doing = "failed to resize the terminal";
-                Err(self.shared.explain(&active.envd, fault, doing).await)
+                Err(active.explain(fault, doing).await)
             }
         }
     }

@@ -22,33 +22,14 @@ pub(crate) use self::write::{upload, write};
 use crate::envd::{Entries, FILES, Fault};
 use crate::shared::{ActiveSandbox, SCRATCH, Shared};
 
-/// File operations of one sandbox, which is not paused meanwhile.
-pub(super) struct Files<'s> {
-    pub(super) shared: &'s Arc<Shared>,
-    pub(super) active: ActiveSandbox,
-}
-
-impl<'s> Files<'s> {
-    pub(super) async fn open(shared: &'s Arc<Shared>) -> Result<Self, SandboxError> {
-        Ok(Self {
-            shared,
-            active: shared.activate().await?,
-        })
-    }
-
-    pub(super) async fn explain(&self, fault: Fault, doing: &str) -> SandboxError {
-        self.shared.explain(&self.active.envd, fault, doing).await
-    }
-}
-
 /// Returns the type, size and mode of a path.
 pub(crate) async fn stat(
     shared: &Arc<Shared>,
     path: &SandboxPath,
 ) -> Result<FileInfo, SandboxError> {
     let doing = format!("failed to stat `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Keep, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Keep, &doing).await?;
     resolved.stat(&doing).cloned()
 }
 
@@ -58,25 +39,25 @@ pub(crate) async fn list(
     path: &SandboxPath,
 ) -> Result<Vec<FileInfo>, SandboxError> {
     let doing = format!("failed to list `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
     if resolved.stat(&doing)?.kind != FileKind::Directory {
         let message = format!("{doing}: it is not a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotADirectory, message));
     }
     let listed = match resolved.text() {
-        Some(text) => files.list_by_protocol(text, &doing).await?,
+        Some(text) => active.list_by_protocol(text, &doing).await?,
         None => None,
     };
     let mut listed = match listed {
         Some(listed) => listed,
-        None => files.list_by_script(&resolved.bytes, &doing).await?,
+        None => active.list_by_script(&resolved.bytes, &doing).await?,
     };
     listed.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(listed)
 }
 
-impl Files<'_> {
+impl ActiveSandbox {
     /// Lists a directory; returns `None` if a name is not UTF-8.
     async fn list_by_protocol(
         &self,
@@ -84,7 +65,7 @@ impl Files<'_> {
         doing: &str,
     ) -> Result<Option<Vec<FileInfo>>, SandboxError> {
         let message = json!({ "path": text, "depth": 1 });
-        let envd = &self.active.envd;
+        let envd = &self.envd;
         let entries = match envd.call::<Entries>(FILES, "ListDir", &message).await {
             Ok(listing) => listing.entries,
             // One name that is not UTF-8 fails the whole call.
@@ -107,8 +88,8 @@ impl Files<'_> {
 /// Creates a directory and its parents.
 pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(), SandboxError> {
     let doing = format!("failed to create the directory `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
     match resolved.stat {
         Some(stat) if stat.kind == FileKind::Directory => return Ok(()),
         Some(_) => {
@@ -119,38 +100,38 @@ pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<()
     }
     resolved.check_parents(&doing)?;
     let Some(text) = resolved.text() else {
-        return files.mkdir_by_script(&resolved.bytes, &doing).await;
+        return active.mkdir_by_script(&resolved.bytes, &doing).await;
     };
     let message = json!({ "path": text });
-    let envd = &files.active.envd;
+    let envd = &active.envd;
     match envd.order(FILES, "MakeDir", &message).await {
         Ok(()) => Ok(()),
         // Created concurrently.
         Err(fault) if fault.has_code("already_exists") => Ok(()),
-        Err(fault) => Err(files.explain(fault, &doing).await),
+        Err(fault) => Err(active.explain(fault, &doing).await),
     }
 }
 
 /// Removes a file, a link or a directory.
 pub(crate) async fn remove(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(), SandboxError> {
     let doing = format!("failed to remove `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Keep, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Keep, &doing).await?;
     resolved.check_removable(shared, &doing)?;
     resolved.stat(&doing)?;
     if let Some(text) = resolved.text() {
         let message = json!({ "path": text });
-        let envd = &files.active.envd;
+        let envd = &active.envd;
         match envd.order(FILES, "Remove", &message).await {
             Ok(()) => return Ok(()),
             Err(fault @ (Fault::Gone(_) | Fault::Request(_))) => {
-                return Err(files.explain(fault, &doing).await);
+                return Err(active.explain(fault, &doing).await);
             }
             // Possibly an unwritable directory, which the script can remove.
             Err(Fault::Refused { .. }) => {}
         }
     }
-    files.remove_by_script(&resolved.bytes, &doing).await
+    active.remove_by_script(&resolved.bytes, &doing).await
 }
 
 /// Moves a file or directory.
@@ -160,11 +141,11 @@ pub(crate) async fn rename(
     to: &SandboxPath,
 ) -> Result<(), SandboxError> {
     let doing = format!("failed to move `{from}` to `{to}`");
-    let files = Files::open(shared).await?;
-    let source = files.resolve(from, FinalLink::Keep, &doing).await?;
+    let active = shared.activate().await?;
+    let source = active.resolve(from, FinalLink::Keep, &doing).await?;
     source.check_removable(shared, &doing)?;
     let moved = source.stat(&doing)?;
-    let target = files.resolve(to, FinalLink::Keep, &doing).await?;
+    let target = active.resolve(to, FinalLink::Keep, &doing).await?;
     target.check_removable(shared, &doing)?;
     target.check_parents(&doing)?;
     if let Some(there) = &target.stat
@@ -174,12 +155,12 @@ pub(crate) async fn rename(
         let message = format!("{doing}: the target is a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
-    files
+    active
         .rename_path(&source.bytes, &target.bytes, &doing)
         .await
 }
 
-impl Files<'_> {
+impl ActiveSandbox {
     /// Renames a file or directory.
     pub(super) async fn rename_path(
         &self,
@@ -192,7 +173,7 @@ impl Files<'_> {
             return self.move_by_script(from, to, doing).await;
         };
         let message = json!({ "source": source, "destination": destination });
-        match self.active.envd.order(FILES, "Move", &message).await {
+        match self.envd.order(FILES, "Move", &message).await {
             Ok(()) => Ok(()),
             Err(fault) => Err(self.explain(fault, doing).await),
         }

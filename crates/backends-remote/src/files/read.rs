@@ -12,7 +12,6 @@ use reqwest::header::RANGE;
 use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
-use super::Files;
 use super::resolve::FinalLink;
 use crate::envd::{EventStream, Fault, ProcessEvent, ProcessExit};
 use crate::http::RequestError;
@@ -30,8 +29,8 @@ pub(crate) async fn read(
     range: ByteRange,
 ) -> Result<ByteStream, SandboxError> {
     let doing = format!("failed to read `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
     if resolved.stat(&doing)?.kind != FileKind::File {
         let message = format!("{doing}: it is not a regular file");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
@@ -40,9 +39,9 @@ pub(crate) async fn read(
         return Ok(Box::pin(stream::empty()));
     }
     let source = match resolved.text() {
-        Some(text) => files.get(text, range).await,
+        Some(text) => active.get(text, range).await,
         None => {
-            let events = files.read_by_script(&resolved.bytes, range.offset).await;
+            let events = active.read_by_script(&resolved.bytes, range.offset).await;
             events.map(|events| Some((FileSource::Script(events), 0)))
         }
     };
@@ -51,12 +50,10 @@ pub(crate) async fn read(
         // The range begins past the end.
         Ok(None) => return Ok(Box::pin(stream::empty())),
         Err(fault) if fault.has_code("not_found") => return Err(fault.into_error(&doing)),
-        Err(fault) => return Err(files.explain(fault, &doing).await),
+        Err(fault) => return Err(active.explain(fault, &doing).await),
     };
-    let Files { shared, active } = files;
     let reader = FileReader {
         source,
-        shared: Arc::clone(shared),
         active,
         skip,
         remaining: range.length.unwrap_or(u64::MAX),
@@ -72,10 +69,10 @@ pub(crate) async fn read(
     })))
 }
 
-impl Files<'_> {
+impl ActiveSandbox {
     /// Requests a file; returns its body and the number of bytes before the range. `None` if the range is past the end.
     async fn get(&self, text: &str, range: ByteRange) -> Result<Option<(FileSource, u64)>, Fault> {
-        let mut request = self.active.envd.file_request(Method::GET, text);
+        let mut request = self.envd.file_request(Method::GET, text);
         if range.offset > 0 || range.length.is_some() {
             let first = range.offset;
             let last = range
@@ -90,7 +87,7 @@ impl Files<'_> {
         if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(None);
         }
-        let response = self.active.envd.check_status(response).await?;
+        let response = self.envd.check_status(response).await?;
         let is_part = response.status() == StatusCode::PARTIAL_CONTENT;
         let skip = if is_part { 0 } else { range.offset };
         Ok(Some((FileSource::Response(response), skip)))
@@ -105,7 +102,6 @@ enum FileSource {
 /// State of a download.
 struct FileReader {
     source: FileSource,
-    shared: Arc<Shared>,
     active: ActiveSandbox,
     /// Bytes to skip: the server ignored the range.
     skip: u64,
@@ -124,10 +120,7 @@ impl FileReader {
                 Ok(Some(piece)) => piece,
                 Ok(None) => return Ok(None),
                 Err(fault) => {
-                    return Err(self
-                        .shared
-                        .explain(&self.active.envd, fault, &self.doing)
-                        .await);
+                    return Err(self.active.explain(fault, &self.doing).await);
                 }
             };
             let skipped = piece.split_to(clamp(self.skip, piece.len()));

@@ -4,10 +4,9 @@ use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, S
 use futures_util::future::try_join_all;
 use serde_json::json;
 
-use super::Files;
 use super::entry::file_info;
 use crate::envd::{Entry, FILES};
-use crate::shared::SCRATCH;
+use crate::shared::{ActiveSandbox, SCRATCH};
 
 /// The kernel's limit.
 const MAX_LINKS: usize = 40;
@@ -56,7 +55,7 @@ impl ResolvedPath {
     }
 }
 
-impl Files<'_> {
+impl ActiveSandbox {
     /// Resolves all links in a path.
     pub(super) async fn resolve(
         &self,
@@ -176,12 +175,7 @@ impl Files<'_> {
             return Ok(found.map(|found| (found, None)));
         };
         let message = json!({ "path": text });
-        match self
-            .active
-            .envd
-            .call::<Entry>(FILES, "Stat", &message)
-            .await
-        {
+        match self.envd.call::<Entry>(FILES, "Stat", &message).await {
             Ok(Entry { entry }) => {
                 let info = file_info(path.clone(), &entry);
                 Ok(Some((info, entry.symlink_target)))

@@ -3,16 +3,16 @@
 use cantle_command_driver::parse_stat;
 use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
 
-use super::Files;
 use crate::envd::{EventStream, Fault};
 use crate::quote::{quote, quote_all};
 use crate::script::{self, ScriptOutput};
+use crate::shared::ActiveSandbox;
 
 const FILES: &str = include_str!("../scripts/files.bash");
 
-impl Files<'_> {
+impl ActiveSandbox {
     async fn script(&self, words: &[&str], doing: &str) -> Result<ScriptOutput, SandboxError> {
-        match script::run(&self.active.envd, FILES, words).await {
+        match script::run(&self.envd, FILES, words).await {
             Ok(answer) => Ok(answer),
             Err(fault) => Err(self.explain(fault, doing).await),
         }
@@ -130,7 +130,7 @@ impl Files<'_> {
         let start = offset.saturating_add(1).to_string();
         let words = ["read", &quote(absolute), &start];
         // The size of the file and its reader decide how long it takes; a silent stream fails.
-        script::start(&self.active.envd, FILES, &words, None).await
+        script::start(&self.envd, FILES, &words, None).await
     }
 }
 

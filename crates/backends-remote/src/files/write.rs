@@ -17,7 +17,6 @@ use serde_json::json;
 use tokio::select;
 use tokio::time::{Instant, sleep};
 
-use super::Files;
 use super::resolve::{FinalLink, join};
 use crate::envd::{Envd, FILES, Fault, Version};
 use crate::http::RequestError;
@@ -37,8 +36,8 @@ pub(crate) async fn write(
     data: ByteStream,
 ) -> Result<(), SandboxError> {
     let doing = format!("failed to write `{path}`");
-    let files = Files::open(shared).await?;
-    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    let active = shared.activate().await?;
+    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
     resolved.check_parents(&doing)?;
     let is_replaced = |kind| matches!(kind, FileKind::File | FileKind::Symlink);
     if resolved
@@ -71,14 +70,14 @@ pub(crate) async fn write(
         Arc::clone(&count),
         Arc::clone(&failure),
     );
-    let uploading = upload(&files.active.envd, &temporary.text, Box::pin(counted));
-    let uploaded = shared.while_alive(&files.active.envd, uploading).await?;
+    let uploading = upload(&active.envd, &temporary.text, Box::pin(counted));
+    let uploaded = active.while_alive(uploading).await?;
     let failure = failure.lock().take();
     if let Some(error) = failure {
         return Err(error);
     }
     if let Err(fault) = uploaded {
-        return Err(files.explain(fault, &doing).await);
+        return Err(active.explain(fault, &doing).await);
     }
     let received = count.load(Ordering::Relaxed);
     if let Some(announced) = options.size_bytes
@@ -87,14 +86,14 @@ pub(crate) async fn write(
         return Err(size_mismatch(announced, received));
     }
     if options.mode != DEFAULT_MODE {
-        files
+        active
             .set_mode(temporary.text.as_bytes(), options.mode, &doing)
             .await?;
     }
     if std::str::from_utf8(directory).is_err() {
-        files.mkdir_by_script(directory, &doing).await?;
+        active.mkdir_by_script(directory, &doing).await?;
     }
-    files
+    active
         .rename_path(temporary.text.as_bytes(), &resolved.bytes, &doing)
         .await?;
     temporary.commit();
