@@ -20,6 +20,7 @@ pub(crate) use self::read::read;
 use self::resolve::{FinalLink, ResolvedPath};
 pub(crate) use self::write::{upload, write};
 use crate::envd::{Entries, FILES, Fault};
+use crate::quote::{quote, quote_all};
 use crate::shared::{ActiveSandbox, SCRATCH, Shared};
 
 /// Returns the type, size and mode of a path.
@@ -100,7 +101,8 @@ pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<()
     }
     resolved.check_parents(&doing)?;
     let Some(text) = resolved.text() else {
-        return active.mkdir_by_script(&resolved.bytes, &doing).await;
+        let words = ["mkdir", &quote(&resolved.bytes)];
+        return active.run_script(&words, &doing).await;
     };
     let message = json!({ "path": text });
     let envd = &active.envd;
@@ -131,7 +133,8 @@ pub(crate) async fn remove(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(
             Err(Fault::Refused { .. }) => {}
         }
     }
-    active.remove_by_script(&resolved.bytes, &doing).await
+    let words = ["remove", &quote(&resolved.bytes)];
+    active.run_script(&words, &doing).await
 }
 
 /// Moves a file or directory.
@@ -170,7 +173,8 @@ impl ActiveSandbox {
     ) -> Result<(), SandboxError> {
         let (Ok(source), Ok(destination)) = (std::str::from_utf8(from), std::str::from_utf8(to))
         else {
-            return self.move_by_script(from, to, doing).await;
+            let words = ["move", &quote_all([from, to])];
+            return self.run_script(&words, doing).await;
         };
         let message = json!({ "source": source, "destination": destination });
         match self.envd.order(FILES, "Move", &message).await {

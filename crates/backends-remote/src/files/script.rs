@@ -4,7 +4,7 @@ use cantle_command_driver::parse_stat;
 use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
 
 use crate::envd::{EventStream, Fault};
-use crate::quote::{quote, quote_all};
+use crate::quote::quote;
 use crate::script::{self, ScriptOutput};
 use crate::shared::ActiveSandbox;
 
@@ -18,7 +18,8 @@ impl ActiveSandbox {
         }
     }
 
-    async fn must_succeed(&self, words: &[&str], doing: &str) -> Result<(), SandboxError> {
+    /// Performs an operation of the script, which fails unless the script succeeds.
+    pub(super) async fn run_script(&self, words: &[&str], doing: &str) -> Result<(), SandboxError> {
         let answer = self.script(words, doing).await?;
         if answer.success {
             return Ok(());
@@ -81,44 +82,6 @@ impl ActiveSandbox {
             info.ok_or_else(invalid)
         });
         infos.collect()
-    }
-
-    pub(super) async fn mkdir_by_script(
-        &self,
-        absolute: &[u8],
-        doing: &str,
-    ) -> Result<(), SandboxError> {
-        self.must_succeed(&["mkdir", &quote(absolute)], doing).await
-    }
-
-    pub(super) async fn remove_by_script(
-        &self,
-        absolute: &[u8],
-        doing: &str,
-    ) -> Result<(), SandboxError> {
-        self.must_succeed(&["remove", &quote(absolute)], doing)
-            .await
-    }
-
-    pub(super) async fn move_by_script(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        doing: &str,
-    ) -> Result<(), SandboxError> {
-        self.must_succeed(&["move", &quote_all([from, to])], doing)
-            .await
-    }
-
-    pub(super) async fn set_mode(
-        &self,
-        absolute: &[u8],
-        mode: u32,
-        doing: &str,
-    ) -> Result<(), SandboxError> {
-        let mode = format!("{mode:o}");
-        self.must_succeed(&["mode", &quote(absolute), &mode], doing)
-            .await
     }
 
     /// Starts a script that outputs a file from an offset on.

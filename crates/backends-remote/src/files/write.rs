@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep};
 use super::resolve::{FinalLink, join};
 use crate::envd::{Envd, FILES, Fault, Version};
 use crate::http::RequestError;
+use crate::quote::quote;
 use crate::shared::Shared;
 
 /// The mode of files that envd creates.
@@ -86,12 +87,13 @@ pub(crate) async fn write(
         return Err(size_mismatch(announced, received));
     }
     if options.mode != DEFAULT_MODE {
-        active
-            .set_mode(temporary.text.as_bytes(), options.mode, &doing)
-            .await?;
+        let mode = format!("{:o}", options.mode);
+        let words = ["mode", &quote(temporary.text.as_bytes()), &mode];
+        active.run_script(&words, &doing).await?;
     }
     if std::str::from_utf8(directory).is_err() {
-        active.mkdir_by_script(directory, &doing).await?;
+        let words = ["mkdir", &quote(directory)];
+        active.run_script(&words, &doing).await?;
     }
     active
         .rename_path(temporary.text.as_bytes(), &resolved.bytes, &doing)
