@@ -63,15 +63,13 @@ pub(crate) async fn write(
         &join(above.as_bytes(), format!(".{token}.part").as_bytes()),
     );
 
-    let count = Arc::new(AtomicU64::new(0));
+    let received_bytes = Arc::new(AtomicU64::new(0));
     let failure: Arc<Mutex<Option<SandboxError>>> = Arc::default();
-    let counted = counted(
-        data,
-        options.size_bytes,
-        Arc::clone(&count),
-        Arc::clone(&failure),
-    );
-    let uploading = upload(&active.envd, &temporary.text, Box::pin(counted));
+    let checked = {
+        let (received_bytes, failure) = (Arc::clone(&received_bytes), Arc::clone(&failure));
+        checked(data, path.clone(), options, received_bytes, failure)
+    };
+    let uploading = upload(&active.envd, &temporary.text, Box::pin(checked));
     let uploaded = active.while_alive(uploading).await?;
     let failure = failure.lock().take();
     if let Some(error) = failure {
@@ -80,14 +78,10 @@ pub(crate) async fn write(
     if let Err(fault) = uploaded {
         return Err(active.explain(fault, &doing).await);
     }
-    let received = count.load(Ordering::Relaxed);
-    if let Some(announced) = options.size_bytes
-        && announced != received
-    {
-        return Err(size_mismatch(announced, received));
-    }
-    if options.mode != DEFAULT_MODE {
-        let mode = format!("{:o}", options.mode);
+    options.check_size(path, received_bytes.load(Ordering::Relaxed), true)?;
+    let mode = options.mode & 0o777;
+    if mode != DEFAULT_MODE {
+        let mode = format!("{mode:o}");
         let words = ["mode", &quote(temporary.text.as_bytes()), &mode];
         active.run_script(&words, &doing).await?;
     }
@@ -102,32 +96,25 @@ pub(crate) async fn write(
     Ok(())
 }
 
-fn size_mismatch(announced: u64, received: u64) -> SandboxError {
-    let message = format!("{received} bytes received where {announced} were announced");
-    SandboxError::invalid_input(message)
-}
-
 /// Counts the data; ends the upload with an error if they fail or exceed the announced size.
-fn counted(
+fn checked(
     data: ByteStream,
-    announced: Option<u64>,
-    count: Arc<AtomicU64>,
+    path: SandboxPath,
+    options: WriteOptions,
+    received_bytes: Arc<AtomicU64>,
     failure: Arc<Mutex<Option<SandboxError>>>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     data.map(move |piece| {
-        let error = match piece {
-            Ok(piece) => {
-                let length = piece.len() as u64;
-                let received = count.fetch_add(length, Ordering::Relaxed) + length;
-                match announced {
-                    Some(announced) if received > announced => size_mismatch(announced, received),
-                    _ => return Ok(piece),
-                }
-            }
-            Err(error) => error,
-        };
-        *failure.lock() = Some(error);
-        Err(io::Error::other("the data ended early"))
+        let checked = piece.and_then(|piece| {
+            let length = piece.len() as u64;
+            let received = received_bytes.fetch_add(length, Ordering::Relaxed) + length;
+            options.check_size(&path, received, false)?;
+            Ok(piece)
+        });
+        checked.map_err(|error| {
+            *failure.lock() = Some(error);
+            io::Error::other("the data ended early")
+        })
     })
 }
 
