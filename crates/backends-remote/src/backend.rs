@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cantle_command_driver::check_environment;
+use cantle_command_driver::{KillGuard, check_environment};
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{
     Backend, Enforcement, Isolation, Sandbox, SandboxContext, SandboxError, SandboxHandle,
@@ -144,9 +144,9 @@ impl Backend for RemoteBackend {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        check(&cx)?;
+        check_environment(&cx.policy.environment)?;
         let (record, report, network) = self.service.create_with_policy(&cx).await?;
-        let guard = KillGuard(Some((Arc::clone(&self.service), record.sandbox_id.clone())));
+        let guard = KillGuard::new(|| self.service.kill_in_background(&record.sandbox_id));
         let directory = self.service.directory.as_deref();
         let applied = (report, Some(network));
         let sandbox = self.enter(&record, &cx, applied, directory, false).await?;
@@ -159,9 +159,9 @@ impl Backend for RemoteBackend {
         handle: &SandboxHandle,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        check(&cx)?;
-        let token = parse_handle(handle)?;
+        check_environment(&cx.policy.environment)?;
         let mut report = policy::report(&cx.policy)?;
+        let token = parse_handle(handle)?;
         // The network policy was applied when the sandbox was created.
         let network = policy::network(&cx.policy);
         if network.is_some() && network != token.network {
@@ -177,28 +177,5 @@ impl Backend for RemoteBackend {
             .enter(&record, &cx, applied, Some(&token.directory), true)
             .await?;
         Ok(Arc::new(sandbox))
-    }
-}
-
-/// Checks the policy before a sandbox is created.
-fn check(cx: &SandboxContext) -> Result<(), SandboxError> {
-    check_environment(&cx.policy.environment)?;
-    policy::report(&cx.policy).map(|_| ())
-}
-
-/// Kills a new sandbox on drop unless it is disarmed.
-struct KillGuard(Option<(Arc<Service>, String)>);
-
-impl KillGuard {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for KillGuard {
-    fn drop(&mut self) {
-        if let Some((service, id)) = self.0.take() {
-            service.kill_in_background(&id);
-        }
     }
 }

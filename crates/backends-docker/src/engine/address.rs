@@ -198,7 +198,7 @@ impl EngineLocator<'_> {
 /// The fields of Docker's `config.json` that are used here.
 #[derive(Debug, Default, Deserialize)]
 struct ConfigFile {
-    #[serde(default, rename = "currentContext")]
+    #[serde(rename = "currentContext")]
     current_context: Option<String>,
     #[serde(default)]
     auths: std::collections::BTreeMap<String, RegistryLogin>,
@@ -206,7 +206,6 @@ struct ConfigFile {
 
 #[derive(Deserialize)]
 struct RegistryLogin {
-    #[serde(default)]
     auth: Option<String>,
 }
 

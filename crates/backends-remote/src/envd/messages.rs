@@ -16,11 +16,10 @@ pub(crate) struct Started<'a> {
 /// Exactly one field is set.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Event<'a> {
-    #[serde(default)]
     pub(crate) start: Option<StartEvent>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(crate) data: Option<Data<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(crate) end: Option<EndEvent<'a>>,
 }
 
@@ -32,11 +31,11 @@ pub(crate) struct StartEvent {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Data<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(crate) stdout: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(crate) stderr: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(crate) pty: Option<Cow<'a, str>>,
 }
 
@@ -53,7 +52,6 @@ pub(crate) struct EndEvent<'a> {
 
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct EndOfStream {
-    #[serde(default)]
     pub(crate) error: Option<RpcError>,
 }
 
@@ -141,8 +139,6 @@ pub(crate) struct SandboxRecord {
     pub(crate) sandbox_id: String,
     #[serde(default)]
     pub(crate) envd_version: String,
-    #[serde(default)]
     pub(crate) envd_access_token: Option<cantle_core::secret::SecretText>,
-    #[serde(default)]
     pub(crate) domain: Option<String>,
 }
