@@ -68,7 +68,6 @@ impl DockerBackend {
                 host: None,
                 runtime: None,
                 network: None,
-                cpus: None,
                 read_only_root: false,
                 user: USER,
                 user_text: format!("{user}:{group}"),
@@ -145,12 +144,6 @@ impl DockerBackend {
     /// Sets the engine's network for policies that allow network access.
     pub fn with_network(mut self, network: impl Into<String>) -> Self {
         self.options.network = Some(network.into());
-        self
-    }
-
-    /// Limits the processor time per second of wall time, e.g. `1.5` processors.
-    pub fn with_cpus(mut self, cpus: f64) -> Self {
-        self.options.cpus = Some(cpus);
         self
     }
 

@@ -10,7 +10,6 @@ pub(crate) struct Options {
     pub(crate) host: Option<String>,
     pub(crate) runtime: Option<String>,
     pub(crate) network: Option<String>,
-    pub(crate) cpus: Option<f64>,
     pub(crate) read_only_root: bool,
     /// User and group of commands.
     pub(crate) user: (u32, u32),

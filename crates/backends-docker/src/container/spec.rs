@@ -133,11 +133,6 @@ impl ContainerSpec<'_> {
             memory,
             // The sum of memory and swap, so there is no swap.
             memory_swap: memory.filter(|_| supported.swap),
-            nano_cpus: self
-                .options
-                .cpus
-                .filter(|_| supported.cpu)
-                .map(|cpus| (cpus * 1e9) as i64),
             network_mode: match self.policy.network {
                 Some(Network::Off) => Some(NO_NETWORK.to_owned()),
                 // The supervisor carries connections to the proxy.

@@ -81,7 +81,6 @@ pub(crate) struct SupportedLimits {
     pub(crate) memory: bool,
     pub(crate) swap: bool,
     pub(crate) processes: bool,
-    pub(crate) cpu: bool,
     /// Inode limit and owner of a tmpfs; Podman supports neither.
     pub(crate) tmpfs: bool,
 }
@@ -151,7 +150,6 @@ impl Engine {
                     memory: info.memory_limit.unwrap_or(false),
                     swap: info.swap_limit.unwrap_or(false),
                     processes: info.pids_limit.unwrap_or(false),
-                    cpu: info.cpu_cfs_quota.unwrap_or(false),
                     tmpfs: !is_podman,
                 },
                 memory_bytes: info.mem_total.and_then(|bytes| u64::try_from(bytes).ok()),
