@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::SandboxError;
@@ -19,7 +20,7 @@ use crate::relay::{Relay, RelayOptions};
 pub(crate) enum CommandRunner {
     Supervised(Relay),
     Exec {
-        runner: ExecRunner,
+        runner: Arc<ExecRunner>,
         /// Task that keeps the container alive and notices its end.
         watch: Mutex<Option<AbortOnDropHandle<()>>>,
     },

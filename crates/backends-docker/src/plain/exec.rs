@@ -10,7 +10,7 @@ use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxErrorKind}
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Shared;
+use super::ExecRunner;
 use crate::container::{ExecInput, ExecOutput};
 use crate::engine::failure::{request_failed, status};
 use crate::environment::Variables;
@@ -54,7 +54,10 @@ pub(super) struct Exec {
 }
 
 impl Exec {
-    pub(super) async fn start(shared: &Shared, script: Script<'_>) -> Result<Self, SandboxError> {
+    pub(super) async fn start(
+        runner: &ExecRunner,
+        script: Script<'_>,
+    ) -> Result<Self, SandboxError> {
         let mut command = ["/bin/sh", "-c", script.text, "cantle"]
             .map(str::to_owned)
             .to_vec();
@@ -67,14 +70,14 @@ impl Exec {
                     .map(|(name, value)| format!("{name}={}", value.expose()))
                     .collect(),
             ),
-            user: Some(shared.user.clone()),
+            user: Some(runner.user.clone()),
             attach_stdin: Some(script.has_input),
             ..ExecConfig::default()
         };
-        let started = shared.container.exec(config).await;
+        let started = runner.container.exec(config).await;
         let (id, output, input) = started.map_err(|error| match status(&error) {
             // The container has stopped or was removed.
-            Some(404 | 409) => shared.gone(),
+            Some(404 | 409) => runner.gone(),
             _ => request_failed("failed to start a command in the container", &error),
         })?;
         let mut exec = Self {
@@ -87,7 +90,7 @@ impl Exec {
         };
         let result = tokio::select! {
             result = timeout(RESULT_TIMEOUT, exec.read_result()) => result,
-            () = shared.gone.cancelled() => return Err(shared.gone()),
+            () = runner.gone.cancelled() => return Err(runner.gone()),
         };
         result.map_err(|_| SandboxError::unavailable("starting a command timed out"))??;
         Ok(exec)
@@ -209,10 +212,10 @@ impl Exec {
     /// Waits for the exit of a script whose output has ended; fails unless it succeeded.
     pub(super) async fn check_exit(
         &mut self,
-        shared: &Shared,
+        runner: &ExecRunner,
         doing: &str,
     ) -> Result<(), SandboxError> {
-        let api = shared.container.engine.api();
+        let api = runner.container.engine.api();
         let began = Instant::now();
         let code = loop {
             match api.inspect_exec(&self.id).await {
@@ -220,14 +223,14 @@ impl Exec {
                     sleep(POLL_INTERVAL).await;
                 }
                 Ok(state) => break state.exit_code,
-                Err(_) => return Err(shared.gone()),
+                Err(_) => return Err(runner.gone()),
             }
         };
         if code == Some(0) {
             return Ok(());
         }
         let message = format!("{doing}: the program that did it was interrupted");
-        Err(shared
+        Err(runner
             .reason(SandboxError::new(SandboxErrorKind::Io, message))
             .await)
     }

@@ -43,19 +43,19 @@ impl ExecRunner {
         has_input: bool,
     ) -> Result<Exec, SandboxError> {
         let text = format!("{RESOLVE}W=$1; shift\n{body}");
-        let directory = self.shared.absolute(&SandboxPath::working_directory())?;
+        let directory = self.absolute(&SandboxPath::working_directory())?;
         let arguments = arguments.iter().map(|&argument| argument.to_owned());
         let script = Script {
             text: &text,
             arguments: std::iter::once(directory).chain(arguments).collect(),
-            variables: &self.shared.variables,
+            variables: &self.variables,
             has_input,
         };
-        Exec::start(&self.shared, script).await?.into_result(doing)
+        Exec::start(self, script).await?.into_result(doing)
     }
 
     pub(crate) async fn read(
-        &self,
+        self: &Arc<Self>,
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
@@ -65,7 +65,7 @@ impl ExecRunner {
             .map(|length| length.to_string())
             .unwrap_or_default();
         let start = (range.offset + 1).to_string();
-        let arguments = [&self.shared.absolute(path)?, &*start, &length];
+        let arguments = [&self.absolute(path)?, &*start, &length];
         let body = r#"real "$1"
 [ -e "$T" ] || { echo missing; exit 1; }
 [ -f "$T" ] || { echo notfile; exit 1; }
@@ -79,10 +79,10 @@ elif [ -n "$3" ]; then
 elif [ "$2" = 1 ]; then exec cat -- "$T"
 else exec tail -c "+$2" -- "$T"; fi"#;
         let exec = self.run(&doing, body, &arguments, false).await?;
-        let reading = (Arc::clone(&self.shared), exec, range.length);
+        let reading = (Arc::clone(self), exec, range.length);
         Ok(Box::pin(stream::try_unfold(
             reading,
-            move |(shared, mut exec, left)| {
+            move |(runner, mut exec, left)| {
                 let doing = doing.clone();
                 async move {
                     loop {
@@ -90,13 +90,13 @@ else exec tail -c "+$2" -- "$T"; fi"#;
                             Some(Ok(chunk)) if chunk.channel == Channel::Stderr => {}
                             Some(Ok(OutputChunk { bytes, .. })) => {
                                 let left = left.map(|left| left.saturating_sub(bytes.len() as u64));
-                                return Ok(Some((bytes, (shared, exec, left))));
+                                return Ok(Some((bytes, (runner, exec, left))));
                             }
-                            Some(Err(error)) => return Err(shared.reason(error).await),
+                            Some(Err(error)) => return Err(runner.reason(error).await),
                             // At the end of the range, `tail` fails because `head` has ended.
                             None if left == Some(0) => return Ok(None),
                             // An interrupted read must not look like the end of the file.
-                            None => return exec.check_exit(&shared, &doing).await.map(|()| None),
+                            None => return exec.check_exit(&runner, &doing).await.map(|()| None),
                         }
                     }
                 }
@@ -115,7 +115,7 @@ else exec tail -c "+$2" -- "$T"; fi"#;
             let message = format!("{doing}: it is a directory");
             return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
         }
-        if let (Some(limit), Some(size)) = (self.shared.limits.file_size_bytes, options.size_bytes)
+        if let (Some(limit), Some(size)) = (self.limits.file_size_bytes, options.size_bytes)
             && size > limit
         {
             let field = PolicyField::FileSize;
@@ -123,7 +123,7 @@ else exec tail -c "+$2" -- "$T"; fi"#;
             return Err(SandboxError::new(SandboxErrorKind::StorageFull, message));
         }
         let token = cantle_core::ids::unique_id();
-        let target = self.shared.absolute(path)?;
+        let target = self.absolute(path)?;
         // The name is given only when all is there: a stream that breaks leaves nothing.
         let begin = format!("{TARGET}: > \"$N\" || exit 1\necho ok\nexec cat > \"$N\"");
         let mut exec = self.run(&doing, &begin, &[&target, &token], true).await?;
@@ -154,7 +154,7 @@ rm -f -- "$N"; echo "No space left""#
 echo ok
 exec stat -c '%f %s' -- "$T""#;
         let mut exec = self
-            .run(&doing, body, &[&self.shared.absolute(path)?], false)
+            .run(&doing, body, &[&self.absolute(path)?], false)
             .await?;
         let text = exec.rest(1000).await?;
         parse_stat(path.clone(), &String::from_utf8_lossy(&text))
@@ -173,10 +173,10 @@ for f in * .[!.]* ..?*; do
 done
 exit 0"#;
         let mut exec = self
-            .run(&doing, body, &[&self.shared.absolute(path)?], false)
+            .run(&doing, body, &[&self.absolute(path)?], false)
             .await?;
         let text = exec.rest(MAX_LISTING_BYTES).await?;
-        exec.check_exit(&self.shared, &doing).await?;
+        exec.check_exit(self, &doing).await?;
         let mut found = Vec::new();
         for entry in text
             .split(|byte| *byte == 0)
@@ -194,7 +194,7 @@ exit 0"#;
     pub(crate) async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         let doing = format!("failed to create the directory `{path}`");
         let body = "make \"$1\" exists\necho ok";
-        self.run(&doing, body, &[&self.shared.absolute(path)?], false)
+        self.run(&doing, body, &[&self.absolute(path)?], false)
             .await?;
         Ok(())
     }
@@ -210,7 +210,7 @@ exit 0"#;
 [ "$T" = "$W" ] && { echo denied; exit 1; }
 [ -L "$T" ] || find "$T" -type d -exec chmod u+rwx {} \; 2>/dev/null
 rm -rf -- "$T" && echo ok"#;
-        self.run(&doing, body, &[&self.shared.absolute(path)?], false)
+        self.run(&doing, body, &[&self.absolute(path)?], false)
             .await?;
         Ok(())
     }
@@ -229,7 +229,7 @@ if [ -d "$T" ] && [ ! -L "$T" ]; then
   rmdir -- "$T" 2>/dev/null || { echo exists; exit 1; }
 fi
 mv -f -- "$F" "$T" && echo ok"#;
-        let arguments = [&*self.shared.absolute(from)?, &*self.shared.absolute(to)?];
+        let arguments = [&*self.absolute(from)?, &*self.absolute(to)?];
         self.run(&doing, body, &arguments, false).await?;
         Ok(())
     }

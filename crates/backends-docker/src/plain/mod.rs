@@ -38,13 +38,8 @@ pub(crate) fn entry() -> Vec<String> {
 }
 
 /// Runs commands and accesses files as execs in a container.
-#[derive(Clone, Debug)]
-pub(crate) struct ExecRunner {
-    shared: Arc<Shared>,
-}
-
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct ExecRunner {
     container: Container,
     user: String,
     working_directory: SandboxPath,
@@ -64,8 +59,8 @@ impl ExecRunner {
         variables: Variables,
         limits: &Limits,
         gone: CancellationToken,
-    ) -> Self {
-        let shared = Shared {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             container: container.clone(),
             user: options.user_text.clone(),
             working_directory: options.working_directory.clone(),
@@ -73,14 +68,11 @@ impl ExecRunner {
             limits: limits.clone(),
             gone,
             tasks: Mutex::default(),
-        };
-        Self {
-            shared: Arc::new(shared),
-        }
+        })
     }
 
     pub(crate) async fn spawn(
-        &self,
+        self: &Arc<Self>,
         request: SpawnRequest,
     ) -> Result<Box<dyn Process>, SandboxError> {
         let unsupported = |feature: &str| {
@@ -111,12 +103,12 @@ impl ExecRunner {
             return Err(SandboxError::invalid_input("the command is empty"));
         }
         let mark = cantle_core::ids::unique_id();
-        let mut variables = self.shared.variables.clone();
+        let mut variables = self.variables.clone();
         variables.insert("SHELL".to_owned(), SHELL.into());
         variables.extend(request.environment.clone());
         variables.insert(MARK.to_owned(), mark.clone().into());
         let program = argv.first().cloned().unwrap_or_default();
-        let mut arguments = vec![self.shared.absolute(&request.directory)?];
+        let mut arguments = vec![self.absolute(&request.directory)?];
         arguments.extend(argv);
         let has_input = request.stdin != Stdin::Null;
         let script = Script {
@@ -126,10 +118,10 @@ impl ExecRunner {
             has_input,
         };
         let doing = format!("failed to start `{program}`");
-        let driver = CommandDriver::new(request, CommandLimits::new(&self.shared.limits));
-        let exec = Exec::start(&self.shared, script).await?;
+        let driver = CommandDriver::new(request, CommandLimits::new(&self.limits));
+        let exec = Exec::start(self, script).await?;
         let exec = exec.into_result(&doing)?;
-        Ok(Box::new(process::drive(&self.shared, exec, driver, mark)))
+        Ok(Box::new(process::drive(self, exec, driver, mark)))
     }
 
     /// Runs an operation; fails with "gone" if the container has ended.
@@ -139,7 +131,7 @@ impl ExecRunner {
     ) -> Result<T, SandboxError> {
         let done = tokio::select! {
             biased;
-            () = self.shared.gone.cancelled() => return Err(self.shared.gone()),
+            () = self.gone.cancelled() => return Err(self.gone()),
             done = work => done,
         };
         match done {
@@ -150,14 +142,12 @@ impl ExecRunner {
                     SandboxErrorKind::Io | SandboxErrorKind::Unavailable
                 ) =>
             {
-                Err(self.shared.reason(error).await)
+                Err(self.reason(error).await)
             }
             done => done,
         }
     }
-}
 
-impl Shared {
     fn absolute(&self, path: &SandboxPath) -> Result<String, SandboxError> {
         let path = if path.is_absolute() {
             path.clone()

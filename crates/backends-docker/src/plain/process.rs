@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::exec::{Exec, Script};
-use super::{MARK, Shared};
+use super::{ExecRunner, MARK};
 
 /// Chunks of output between the exec and the driver, for each channel.
 const CHUNKS_IN_FLIGHT: usize = 16;
@@ -50,7 +50,7 @@ done"#;
 
 /// Drives a command that was started as `exec`, whose processes carry `mark`.
 pub(super) fn drive(
-    shared: &Arc<Shared>,
+    runner: &Arc<ExecRunner>,
     mut exec: Exec,
     driver: CommandDriver,
     mark: String,
@@ -63,11 +63,11 @@ pub(super) fn drive(
     let input = exec.input.take();
     let has_input = input.is_some();
     let control = ExecControl {
-        shared: Arc::clone(shared),
+        runner: Arc::clone(runner),
         id: exec.id.clone(),
         mark,
     };
-    shared.spawn_tracked(async move {
+    runner.spawn_tracked(async move {
         let mut pump = pin!(pump(exec, [stdout_sender, stderr_sender]));
         let mut feed = pin!(feed(input, writes));
         let (mut output_ended, mut input_ended) = (false, false);
@@ -88,7 +88,7 @@ pub(super) fn drive(
     });
     driver.drive(StartedCommand {
         transport: Arc::new(PlainTransport {
-            shared: Arc::clone(shared),
+            runner: Arc::clone(runner),
             orders,
         }),
         pid: None,
@@ -101,7 +101,7 @@ pub(super) fn drive(
 
 /// A running command of a container without the supervisor.
 pub(super) struct PlainTransport {
-    shared: Arc<Shared>,
+    runner: Arc<ExecRunner>,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -143,8 +143,8 @@ impl Transport for PlainTransport {
     }
 
     fn check(&self) -> Result<(), SandboxError> {
-        if self.shared.gone.is_cancelled() {
-            return Err(self.shared.gone());
+        if self.runner.gone.is_cancelled() {
+            return Err(self.runner.gone());
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Transport for PlainTransport {
 
 /// Performs orders and reports the end of an exec.
 struct ExecControl {
-    shared: Arc<Shared>,
+    runner: Arc<ExecRunner>,
     id: String,
     mark: String,
 }
@@ -174,7 +174,7 @@ impl ExecControl {
         loop {
             select! {
                 biased;
-                () = self.shared.gone.cancelled() => return,
+                () = self.runner.gone.cancelled() => return,
                 order = orders.recv() => match order {
                     Some(Order::Terminate) => {
                         self.signal("TERM").await;
@@ -195,18 +195,18 @@ impl ExecControl {
 
     /// Checks whether the exec has ended; if so, kills what it left.
     async fn poll(&self) -> Option<Report> {
-        let api = self.shared.container.engine.api();
+        let api = self.runner.container.engine.api();
         let code = match api.inspect_exec(&self.id).await {
             Ok(state) if state.running == Some(true) => return None,
             Ok(state) => state.exit_code.and_then(|code| i32::try_from(code).ok()),
-            Err(_) => return Some(Report::Lost(self.shared.gone())),
+            Err(_) => return Some(Report::Lost(self.runner.gone())),
         };
         let is_signalled = self.signal("KILL").await;
         // Nothing can be started in a container that has ended, which is noticed a little later.
         if code == Some(KILLED) && !is_signalled {
-            let gone = timeout(SIGNAL_DEADLINE, self.shared.gone.cancelled());
+            let gone = timeout(SIGNAL_DEADLINE, self.runner.gone.cancelled());
             if gone.await.is_ok() {
-                return Some(Report::Lost(self.shared.gone()));
+                return Some(Report::Lost(self.runner.gone()));
             }
         }
         let status = match code.unwrap_or(-1) {
@@ -222,18 +222,18 @@ impl ExecControl {
         let script = Script {
             text: SIGNAL,
             arguments: vec![signal.to_owned(), self.mark.clone()],
-            variables: &self.shared.variables,
+            variables: &self.runner.variables,
             has_input: false,
         };
         let signalling = async {
-            let exec = Exec::start(&self.shared, script).await?;
+            let exec = Exec::start(&self.runner, script).await?;
             exec.into_result("failed to signal a command")?
                 .rest(1000)
                 .await
         };
         let signalled = timeout(SIGNAL_DEADLINE, signalling).await;
         let is_signalled = matches!(signalled, Ok(Ok(_)));
-        if !is_signalled && !self.shared.gone.is_cancelled() {
+        if !is_signalled && !self.runner.gone.is_cancelled() {
             tracing::debug!(mark = MARK, "failed to signal a command");
         }
         is_signalled
