@@ -156,7 +156,11 @@ pub fn os_path(path: &SandboxPath) -> OsString {
     OsString::from_vec([b"/", path.relative_bytes()].concat())
 }
 
-fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
+/// Returns a text as the kernel takes it.
+///
+/// # Errors
+/// `InvalidInput` if it contains a NUL byte.
+pub fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
     CString::new(text.as_bytes()).map_err(|_| {
         let message = "a command, its directory and its variables must be without NUL";
         SandboxError::invalid_input(message)

@@ -59,7 +59,7 @@ mod transport;
 
 pub use self::driver::{CommandDriver, CommandLimits};
 #[cfg(unix)]
-pub use self::launch::{KillGuard, Launch, check_environment, os_path};
+pub use self::launch::{KillGuard, Launch, c_string, check_environment, os_path};
 pub use self::off_runtime::run_off_runtime;
 pub use self::process::DrivenProcess;
 #[cfg(unix)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cantle_command_driver::c_string;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind,
@@ -19,7 +20,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::options::{c_path, c_string};
+use super::options::c_path;
 use super::stream::{InputWriter, Spawned};
 use super::{ANSWER_TIMEOUT, Inner, LONG_TASK_TIMEOUT, Relay, answer};
 
@@ -284,8 +285,8 @@ struct RunningTask {
     is_working_directory: bool,
     /// Whether it is killed on drop.
     kill_on_drop: bool,
-    /// The last report, or that there was none.
-    end: Option<Result<Report, TaskEnded>>,
+    /// The last report, or that there was none; `None` until its end.
+    end: Option<Option<Report>>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -302,8 +303,7 @@ impl RunningTask {
         while self.end.is_none() {
             self.end = match self.spawned.reports.recv().await {
                 Some(Report::Started { .. }) => None,
-                Some(report) => Some(Ok(report)),
-                None => Some(Err(TaskEnded)),
+                end => Some(end),
             };
         }
     }
@@ -376,13 +376,13 @@ impl RunningTask {
             name: b"",
         };
         match self.end {
-            Some(Ok(Report::Ended { status: 0, .. })) => Ok(()),
-            Some(Ok(Report::Failed { errno, .. })) => Err(self.error(&failed(errno))),
-            Some(Ok(_)) => {
+            Some(Some(Report::Ended { status: 0, .. })) => Ok(()),
+            Some(Some(Report::Failed { errno, .. })) => Err(self.error(&failed(errno))),
+            Some(Some(_)) => {
                 let error = Reader::new(&encoded).read::<TaskError<'_>>();
                 Err(self.error(&error.unwrap_or_else(|| failed(errno::INTR))))
             }
-            Some(Err(TaskEnded)) | None => Err(self.spawned.command.stream.gone_error()),
+            Some(None) | None => Err(self.spawned.command.stream.gone_error()),
         }
     }
 
@@ -436,10 +436,6 @@ impl Drop for RunningTask {
         }
     }
 }
-
-/// The task has ended and reads no more input.
-#[derive(Clone, Copy, Debug)]
-struct TaskEnded;
 
 /// The length of the chunk after which a file is complete.
 const LAST_CHUNK: [u8; 4] = 0_u32.to_le_bytes();

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt as _;
 
-use cantle_command_driver::os_path;
+use cantle_command_driver::{c_string, os_path};
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_proxy::ProxySettings;
@@ -224,11 +223,4 @@ fn filter() -> Option<Vec<u8>> {
 /// Returns an absolute path as a C string.
 pub(super) fn c_path(path: &SandboxPath) -> Result<CString, SandboxError> {
     c_string(&os_path(path))
-}
-
-pub(super) fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
-    CString::new(text.as_bytes()).map_err(|_| {
-        let message = "a command, its directory and its variables must not contain NUL";
-        SandboxError::invalid_input(message)
-    })
 }
