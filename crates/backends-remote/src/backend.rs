@@ -65,7 +65,7 @@ impl RemoteBackend {
         info.mechanisms = vec![format!(
             "a machine of {}, from `{}`",
             self.service.api.address(),
-            self.service.template
+            self.service.options.template
         )];
         info.enforcement = report;
         info.network.clone_from(&cx.policy.network);
@@ -147,7 +147,7 @@ impl Backend for RemoteBackend {
         check_environment(&cx.policy.environment)?;
         let (record, report, network) = self.service.create_with_policy(&cx).await?;
         let guard = KillGuard::new(|| self.service.kill_in_background(&record.sandbox_id));
-        let directory = self.service.directory.as_deref();
+        let directory = self.service.options.directory.as_deref();
         let applied = (report, Some(network));
         let sandbox = self.enter(&record, &cx, applied, directory, false).await?;
         guard.disarm();
@@ -170,7 +170,7 @@ impl Backend for RemoteBackend {
             }
             policy::mark_not_enforced(&mut report, PolicyField::Network);
         }
-        let lifetime = self.service.lifetime;
+        let lifetime = self.service.options.lifetime;
         let record = self.service.api.connect(&token.sandbox, lifetime).await?;
         let applied = (report, token.network);
         let sandbox = self

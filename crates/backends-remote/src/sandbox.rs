@@ -47,7 +47,7 @@ impl RemoteSandbox {
     pub(crate) fn new(shared: Shared) -> Self {
         let shared = Arc::new(shared);
         shared.spawn_until_closed(Arc::clone(&shared).keep_alive());
-        if let Some(idle) = shared.service.pause_when_idle {
+        if let Some(idle) = shared.service.options.pause_when_idle {
             shared.spawn_until_closed(Arc::clone(&shared).pause_when_idle(idle));
         }
         Self { shared }

@@ -21,11 +21,9 @@ use crate::envd::{Envd, SandboxRecord};
 use crate::http::TlsCache;
 use crate::policy;
 
-/// The service, shared by all sandboxes of a backend.
-pub(crate) struct Service {
-    pub(crate) api: Api,
-    pub(crate) tls_cache: TlsCache,
-    pub(crate) sandbox_url: Option<Url>,
+/// The settings that all sandboxes of a backend share.
+#[derive(Clone)]
+pub(crate) struct ServiceOptions {
     pub(crate) domain: String,
     pub(crate) template: String,
     pub(crate) lifetime: Duration,
@@ -35,6 +33,14 @@ pub(crate) struct Service {
     pub(crate) environment: BTreeMap<String, SecretText>,
     pub(crate) pause_when_idle: Option<Duration>,
     pub(crate) directory: Option<String>,
+}
+
+/// The service, shared by all sandboxes of a backend.
+pub(crate) struct Service {
+    pub(crate) api: Api,
+    pub(crate) tls_cache: TlsCache,
+    pub(crate) sandbox_url: Option<Url>,
+    pub(crate) options: ServiceOptions,
     /// Requests that must complete even if their caller is dropped: creating and killing sandboxes.
     pub(crate) tasks: Mutex<JoinSet<()>>,
 }
@@ -43,7 +49,7 @@ impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service")
             .field("api", &self.api)
-            .field("template", &self.template)
+            .field("template", &self.options.template)
             .finish_non_exhaustive()
     }
 }
@@ -53,7 +59,7 @@ impl Service {
         Envd::new(
             record,
             self.sandbox_url.as_ref(),
-            &self.domain,
+            &self.options.domain,
             &self.tls_cache,
         )
     }
@@ -151,31 +157,32 @@ impl Service {
     }
 
     fn create_request(&self, cx: &SandboxContext, network: &Map<String, Value>) -> CreateRequest {
-        let mut metadata = self.metadata.clone();
+        let options = &self.options;
+        let mut metadata = options.metadata.clone();
         metadata.insert("cantle-run".to_owned(), cx.run.to_string());
-        let environment: BTreeMap<&str, &str> = self
+        let environment: BTreeMap<&str, &str> = options
             .environment
             .iter()
             .map(|(name, value)| (name.as_str(), value.expose()))
             .collect();
         let mut body = json!({
-            "templateID": self.template,
-            "timeout": self.lifetime.as_secs(),
+            "templateID": options.template,
+            "timeout": options.lifetime.as_secs(),
             "metadata": metadata,
         });
         if let Value::Object(body) = &mut body {
-            body.extend(self.parameters.clone());
+            body.extend(options.parameters.clone());
             if !environment.is_empty() {
                 body.insert("envVars".to_owned(), json!(environment));
             }
-            if cx.durable || self.pause_when_idle.is_some() {
+            if cx.durable || options.pause_when_idle.is_some() {
                 body.insert("autoPause".to_owned(), Value::Bool(true));
             }
             body.extend(network.clone());
         }
         CreateRequest {
             body,
-            template: self.template.clone(),
+            template: options.template.clone(),
             idempotency_key: crate::random_token(),
         }
     }

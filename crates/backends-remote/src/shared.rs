@@ -226,7 +226,7 @@ impl Shared {
         let connected = self
             .service
             .api
-            .connect(&self.id, self.service.lifetime)
+            .connect(&self.id, self.service.options.lifetime)
             .await;
         let record = connected.inspect_err(|error| {
             if error.kind() == SandboxErrorKind::Gone {
@@ -262,7 +262,7 @@ impl Shared {
 
     /// Extends the sandbox's lifetime periodically.
     pub(crate) async fn keep_alive(self: Arc<Self>) {
-        let pause = self.service.lifetime / 3;
+        let pause = self.service.options.lifetime / 3;
         let mut wait = pause;
         loop {
             sleep(wait).await;
@@ -274,7 +274,10 @@ impl Shared {
             if *phase == Phase::Paused {
                 continue;
             }
-            let extending = self.service.api.extend(&self.id, self.service.lifetime);
+            let extending = self
+                .service
+                .api
+                .extend(&self.id, self.service.options.lifetime);
             // A request that hangs must leave time for another one.
             match timeout(pause / 2, extending).await {
                 Ok(Ok(())) => continue,

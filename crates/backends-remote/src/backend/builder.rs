@@ -16,7 +16,7 @@ use super::RemoteBackend;
 use crate::api::{Api, ApiGeneration, CALL_TIMEOUT};
 use crate::gate::Gate;
 use crate::http::{self, TlsCache};
-use crate::service::Service;
+use crate::service::{Service, ServiceOptions};
 
 const DEFAULT_DOMAIN: &str = "e2b.app";
 const DEFAULT_TEMPLATE: &str = "base";
@@ -44,18 +44,20 @@ impl RemoteBackend {
             api_key: None,
             api_url: None,
             sandbox_url: None,
-            domain: DEFAULT_DOMAIN.to_owned(),
-            template: DEFAULT_TEMPLATE.to_owned(),
-            lifetime: DEFAULT_LIFETIME,
-            metadata: BTreeMap::new(),
-            parameters: Map::new(),
             call_timeout: CALL_TIMEOUT,
-            environment: BTreeMap::new(),
             generation: ApiGeneration::default(),
             concurrency: DEFAULT_CONCURRENCY,
             spacing: DEFAULT_SPACING,
-            pause_when_idle: None,
-            directory: None,
+            options: ServiceOptions {
+                domain: DEFAULT_DOMAIN.to_owned(),
+                template: DEFAULT_TEMPLATE.to_owned(),
+                lifetime: DEFAULT_LIFETIME,
+                metadata: BTreeMap::new(),
+                parameters: Map::new(),
+                environment: BTreeMap::new(),
+                pause_when_idle: None,
+                directory: None,
+            },
         }
     }
 
@@ -69,7 +71,7 @@ impl RemoteBackend {
         builder.api_url = read("E2B_API_URL");
         builder.sandbox_url = read("E2B_SANDBOX_URL");
         if let Some(domain) = read("E2B_DOMAIN") {
-            builder.domain = domain;
+            builder.options.domain = domain;
         }
         builder
     }
@@ -82,26 +84,19 @@ pub struct RemoteBackendBuilder {
     api_key: Option<SecretText>,
     api_url: Option<String>,
     sandbox_url: Option<String>,
-    domain: String,
-    template: String,
-    lifetime: Duration,
-    metadata: BTreeMap<String, String>,
-    parameters: Map<String, Value>,
     call_timeout: Duration,
-    environment: BTreeMap<String, SecretText>,
     generation: ApiGeneration,
     concurrency: usize,
     spacing: Duration,
-    pause_when_idle: Option<Duration>,
-    directory: Option<String>,
+    options: ServiceOptions,
 }
 
 /// Omits the URLs, which may contain a password until they are checked.
 impl fmt::Debug for RemoteBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteBackendBuilder")
-            .field("domain", &self.domain)
-            .field("template", &self.template)
+            .field("domain", &self.options.domain)
+            .field("template", &self.options.template)
             .finish_non_exhaustive()
     }
 }
@@ -127,13 +122,13 @@ impl RemoteBackendBuilder {
 
     /// Sets the service's domain, `e2b.app` by default; the service may override it per sandbox.
     pub fn domain(mut self, domain: impl Into<String>) -> Self {
-        self.domain = domain.into();
+        self.options.domain = domain.into();
         self
     }
 
     /// Sets the template of sandboxes, `base` by default; it must contain bash.
     pub fn template(mut self, template: impl Into<String>) -> Self {
-        self.template = template.into();
+        self.options.template = template.into();
         self
     }
 
@@ -141,19 +136,19 @@ impl RemoteBackendBuilder {
     ///
     /// It is extended while the sandbox is held.
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
-        self.lifetime = lifetime;
+        self.options.lifetime = lifetime.max(MIN_LIFETIME);
         self
     }
 
     /// Adds metadata by which the API can filter sandboxes.
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.metadata.insert(name.into(), value.into());
+        self.options.metadata.insert(name.into(), value.into());
         self
     }
 
     /// Adds a field to requests that create a sandbox, for what a service offers beyond these settings.
     pub fn create_parameter(mut self, name: impl Into<String>, value: Value) -> Self {
-        self.parameters.insert(name.into(), value);
+        self.options.parameters.insert(name.into(), value);
         self
     }
 
@@ -165,7 +160,7 @@ impl RemoteBackendBuilder {
 
     /// Adds a variable for all processes in the sandbox, besides the policy's for commands.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
-        self.environment.insert(name.into(), value.into());
+        self.options.environment.insert(name.into(), value.into());
         self
     }
 
@@ -186,13 +181,13 @@ impl RemoteBackendBuilder {
     ///
     /// The next use resumes it.
     pub fn pause_when_idle(mut self, idle: Duration) -> Self {
-        self.pause_when_idle = Some(idle);
+        self.options.pause_when_idle = Some(idle);
         self
     }
 
     /// Sets the working directory, absolute and created if missing; the user's home by default.
     pub fn working_directory(mut self, directory: impl Into<String>) -> Self {
-        self.directory = Some(directory.into());
+        self.options.directory = Some(directory.into());
         self
     }
 
@@ -216,13 +211,13 @@ impl RemoteBackendBuilder {
         }
         let api_url = self
             .api_url
-            .unwrap_or_else(|| format!("https://api.{}", self.domain));
+            .unwrap_or_else(|| format!("https://api.{}", self.options.domain));
         let sandbox_url = match &self.sandbox_url {
             Some(url) => Some(http::parse_url("URL of the sandboxes", url)?),
             None => None,
         };
-        check_environment(&self.environment)?;
-        let mut names = self.parameters.keys();
+        check_environment(&self.options.environment)?;
+        let mut names = self.options.parameters.keys();
         if let Some(name) = names.find(|name| OWN_PARAMETERS.contains(&name.as_str())) {
             let message = format!(
                 "`{name}` can't be a create parameter: another setting or the policy decides on it"
@@ -230,6 +225,7 @@ impl RemoteBackendBuilder {
             return Err(SandboxError::invalid_input(message));
         }
         if self
+            .options
             .directory
             .as_ref()
             .is_some_and(|it| !it.starts_with('/') || it.contains('\0'))
@@ -241,7 +237,7 @@ impl RemoteBackendBuilder {
         let api = Api::new(
             http::parse_url("API's URL", &api_url)?,
             &SecretText::new(key),
-            self.environment.values().cloned(),
+            self.options.environment.values().cloned(),
             self.generation,
             Gate::new(self.concurrency, self.spacing),
             self.call_timeout,
@@ -252,14 +248,7 @@ impl RemoteBackendBuilder {
                 api,
                 tls_cache,
                 sandbox_url,
-                domain: self.domain,
-                template: self.template,
-                lifetime: self.lifetime.max(MIN_LIFETIME),
-                metadata: self.metadata,
-                parameters: self.parameters,
-                environment: self.environment,
-                pause_when_idle: self.pause_when_idle,
-                directory: self.directory,
+                options: self.options,
                 tasks: Mutex::default(),
             }),
         })
