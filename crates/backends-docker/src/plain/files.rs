@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cantle_command_driver::parse_stat;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, Channel, FileInfo, OutputChunk, SandboxError, SandboxErrorKind,
-    SandboxPath, WriteOptions,
+    ByteRange, ByteStream, Channel, FileInfo, MAX_LIST_ENTRIES, OutputChunk, SandboxError,
+    SandboxErrorKind, SandboxPath, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
@@ -186,6 +186,9 @@ exit 0"#;
             let line = String::from_utf8_lossy(parts.next().unwrap_or_default());
             let path = SandboxPath::new(parts.next().unwrap_or_default())?;
             found.extend(parse_stat(path, &line));
+        }
+        if found.len() > MAX_LIST_ENTRIES {
+            return Err(SandboxError::too_many_entries(path));
         }
         found.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(found)

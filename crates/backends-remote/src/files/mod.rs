@@ -12,7 +12,9 @@ mod write;
 
 use std::sync::Arc;
 
-use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::{
+    FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind, SandboxPath,
+};
 use serde_json::json;
 
 use self::entry::file_info;
@@ -54,6 +56,9 @@ pub(crate) async fn list(
         Some(listed) => listed,
         None => active.list_by_script(&resolved.bytes, &doing).await?,
     };
+    if listed.len() > MAX_LIST_ENTRIES {
+        return Err(SandboxError::too_many_entries(path));
+    }
     listed.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(listed)
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    Backend as _, Background, ByteRange, Exit, ExitStatus, OutputStream, Process, Sandbox,
-    SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin,
+    Backend as _, Background, ByteRange, Exit, ExitStatus, MAX_LIST_ENTRIES, OutputStream, Process,
+    Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
@@ -518,6 +518,29 @@ async fn download_by_a_program_may_take_as_long_as_its_reader_does() {
     let is_unlimited =
         |it: &ReceivedRequest| is_start(it) && it.header("connect-timeout-ms").is_empty();
     assert_eq!(proxy.requests(is_unlimited).len(), 1);
+    sandbox.close().await.unwrap();
+    server.stop().await;
+}
+
+/// Returns a listing with more entries than are allowed.
+fn with_too_many_entries(_: String) -> String {
+    let entries = vec![r#"{"name":"file"}"#; MAX_LIST_ENTRIES + 1].join(",");
+    format!(r#"{{"entries":[{entries}]}}"#)
+}
+
+#[tokio::test]
+async fn directory_with_too_many_entries_is_not_listed() {
+    let server = TestServer::start().await;
+    let plan = |request: &ReceivedRequest| match request.path.ends_with("/ListDir") {
+        true => Fault::ChangeResponse(with_too_many_entries),
+        false => Fault::None,
+    };
+    let proxy = Proxy::start(&server.url, plan).await;
+    let backend = through(&proxy).build().unwrap();
+    let sandbox = backend.open(context()).await.unwrap();
+    let listed = sandbox.list(&SandboxPath::working_directory()).await;
+    let error = listed.map(|it| it.len()).unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unsupported);
     sandbox.close().await.unwrap();
     server.stop().await;
 }
