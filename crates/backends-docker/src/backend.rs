@@ -275,8 +275,7 @@ impl DockerBackend {
 
     /// Spawns a task that goes on if its caller is dropped.
     pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let tasks = &self.shared.tasks;
-        let mut tasks = tasks.lock();
+        let mut tasks = self.shared.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }

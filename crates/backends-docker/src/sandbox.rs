@@ -1,12 +1,12 @@
 //! The sandbox: its container, its command runner, and its end.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cantle_command_driver::run_off_runtime;
+use cantle_command_driver::{KillGuard, run_off_runtime};
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, ChangeNotice, Connection, Enforcement, FileInfo, Isolation, Process,
@@ -45,13 +45,8 @@ pub(crate) struct DockerSandbox {
     ownership: Ownership,
     /// Whether the container's loopback interface is that of its machine; asked once.
     shares_network: OnceCell<bool>,
-    state: Mutex<SandboxState>,
-}
-
-#[derive(Debug)]
-struct SandboxState {
-    closed: bool,
-    kept: bool,
+    is_closed: AtomicBool,
+    is_kept: AtomicBool,
 }
 
 /// The token of a kept sandbox's handle.
@@ -89,10 +84,8 @@ impl DockerSandbox {
             container,
             runner,
             shares_network: OnceCell::new(),
-            state: Mutex::new(SandboxState {
-                closed: false,
-                kept: ownership == Ownership::Owned { kept: true },
-            }),
+            is_closed: AtomicBool::new(false),
+            is_kept: AtomicBool::new(ownership == Ownership::Owned { kept: true }),
             ownership,
         }
     }
@@ -104,7 +97,7 @@ impl DockerSandbox {
     }
 
     fn check_open(&self) -> Result<(), SandboxError> {
-        if self.state.lock().closed {
+        if self.is_closed.load(Ordering::Acquire) {
             let message = "the sandbox is closed";
             return Err(SandboxError::new(SandboxErrorKind::Closed, message));
         }
@@ -124,7 +117,7 @@ impl DockerSandbox {
 
     /// Marks the sandbox as closed; returns whether it was open.
     fn begin_closing(&self) -> bool {
-        !std::mem::replace(&mut self.state.lock().closed, true)
+        !self.is_closed.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -246,12 +239,12 @@ impl Sandbox for DockerSandbox {
             SandboxError::new(SandboxErrorKind::Io, "failed to encode the handle")
                 .with_source(error)
         })?;
-        if !self.state.lock().kept {
+        if !self.is_kept.load(Ordering::Acquire) {
             let kept = ContainerName::Kept { id };
             let renamed = self.container.rename(&self.container.id, &kept).await;
             renamed
                 .map_err(|error| request_failed("failed to mark the container as kept", &error))?;
-            self.state.lock().kept = true;
+            self.is_kept.store(true, Ordering::Release);
         }
         Ok(SandboxHandle::new(&*self.info.backend, token))
     }
@@ -260,22 +253,23 @@ impl Sandbox for DockerSandbox {
         if !self.begin_closing() {
             return Ok(());
         }
-        self.runner.end_commands().await;
         if self.ownership == Ownership::External {
+            self.runner.end_commands().await;
             return Ok(());
         }
-        let removed = self.container.remove().await;
-        if removed.is_err() {
-            self.container.remember_unremoved();
-        }
-        removed
+        // Also if this future is dropped.
+        let unremoved = KillGuard::new(|| self.container.remember_unremoved());
+        self.runner.end_commands().await;
+        self.container.remove().await?;
+        unremoved.disarm();
+        Ok(())
     }
 }
 
 impl Drop for DockerSandbox {
     fn drop(&mut self) {
         let is_durable = self.info.survival != Survival::Nothing;
-        if self.begin_closing() && is_durable && !self.state.lock().kept {
+        if self.begin_closing() && is_durable && !self.is_kept.load(Ordering::Acquire) {
             // Commands end with the stream, but a durable container stays until it is removed, and `drop` can't
             // await the request.
             let container = self.container.clone();

@@ -160,8 +160,7 @@ impl Engine {
 
     /// Returns the ids of containers that are still to be removed.
     pub(crate) fn unremoved(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        let unremoved = &self.facts.unremoved;
-        unremoved.lock()
+        self.facts.unremoved.lock()
     }
 
     pub(crate) fn api(&self) -> &Docker {

@@ -127,6 +127,23 @@ async fn durable_container_of_a_killed_owner_is_reclaimed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn container_whose_closing_was_abandoned_is_reclaimed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let backend = engine.backend();
+    let sandbox = backend.open(context().durable()).await.unwrap();
+    let container = engine.container(&*sandbox);
+    // Polls it once.
+    let closed = tokio::time::timeout(Duration::ZERO, sandbox.close()).await;
+    assert!(closed.is_err());
+    drop(sandbox);
+    assert!(engine.has_container(&container));
+    backend.reclaim().await.unwrap();
+    assert!(!engine.has_container(&container));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn kept_sandbox_outlives_its_owner_and_is_reattached() {
     let Some(engine) = TestEngine::from_env() else {
         return;
