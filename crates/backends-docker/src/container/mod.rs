@@ -185,6 +185,7 @@ impl Container {
         if result.is_err()
             && let Err(error) = self.remove().await
         {
+            self.remember_unremoved();
             tracing::warn!(container = self.id, %error, "failed to remove a container that did not open");
         }
         result
