@@ -95,8 +95,13 @@ impl Owner {
         if self.namespace != namespace() {
             return false;
         }
-        match read_stat(&self.pid.to_string()) {
-            Ok(stat) => start_time(&stat) != Some(self.started),
+        self.has_ended(&read_stat(&self.pid.to_string()))
+    }
+
+    /// Whether the process with this `/proc/PID/stat` is not the owner any more.
+    fn has_ended(&self, stat: &io::Result<String>) -> bool {
+        match stat {
+            Ok(stat) => start_time(stat) != Some(self.started),
             // `hidepid` hides the processes of other users.
             Err(_) => !exists(self.pid),
         }
@@ -342,6 +347,20 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         assert!(!exists(child.id()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn hidden_process_is_not_dead() {
+        let hidden = Err(io::ErrorKind::NotFound.into());
+        let other = |pid| Owner {
+            pid,
+            ..Owner::own()
+        };
+        assert!(!other(1).has_ended(&hidden));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(other(child.id()).has_ended(&hidden));
     }
 
     #[cfg(target_os = "linux")]

@@ -186,6 +186,30 @@ async fn range_is_read_to_its_end_or_that_of_the_file() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupted_read_of_a_range_does_not_look_complete() {
+    const LARGE: u64 = 200 << 20;
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend().without_supervisor()).await;
+    stdout(&*sandbox, "truncate -s 200M large").await;
+    for offset in [0, 1] {
+        let range = ByteRange::new(offset, LARGE - 10);
+        let mut read = sandbox.read(&path("large"), range).await.unwrap();
+        read.next().await.unwrap().unwrap();
+        let line = "for process in /proc/[0-9]*; do case $(cat $process/comm 2>/dev/null) in \
+                    head|tail) kill -KILL ${process#/proc/} ;; esac; done; true";
+        stdout(&*sandbox, line).await;
+        let mut last = Ok(());
+        while let Some(piece) = read.next().await {
+            last = piece.map(drop);
+        }
+        assert_eq!(last.unwrap_err().kind(), SandboxErrorKind::Io, "{offset}");
+    }
+    sandbox.close().await.unwrap();
+}
+
 /// Runs the cases that need no supervisor.
 #[tokio::test(flavor = "multi_thread")]
 async fn applicable_cases_conform() {
