@@ -7,7 +7,7 @@ use cantle_core::sandbox::{Channel, PtySize};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::envd::{Envd, EventStream, Fault, ProcessEvent, ProcessExit};
+use crate::envd::{Envd, EventStream, Fault, ProcessEvent};
 use crate::http::RequestError;
 
 /// The path of bash, on which E2B's own clients rely as well.
@@ -100,7 +100,7 @@ pub(crate) async fn run(
                         output.stderr.push_str(&String::from_utf8_lossy(&bytes));
                     }
                 }
-                ProcessEvent::Ended(exit) => output.success = exit == ProcessExit::Code(0),
+                ProcessEvent::Ended(status) => output.success = status.success(),
             }
         }
         Ok(output)

@@ -17,11 +17,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::pump::{ChannelSender, CommandState, End, Progress, Pump, listed};
+use super::pump::{ChannelSender, CommandState, End, Progress, Pump};
 use super::{Order, order};
-use crate::envd::{Envd, EventStream, Fault, PROCESSES, ProcessExit, Processes};
+use crate::envd::{Envd, EventStream, Fault, PROCESSES, Processes};
 use crate::shared::ActiveSandbox;
-use crate::signals;
 
 /// Time limit for a command to report its process id when it is killed.
 const START_DEADLINE: Duration = Duration::from_secs(2);
@@ -278,13 +277,7 @@ impl CommandControl {
                 Ok(has_ended(ExitStatus::Code(126)))
             }
             End::Refused(_) => Ok(has_ended(ExitStatus::Code(127))),
-            End::Ended(ended) => {
-                let status = match ended {
-                    ProcessExit::Code(code) => ExitStatus::Code(code),
-                    ProcessExit::Signal(words) => {
-                        ExitStatus::Signal(signals::number(&words).unwrap_or(9))
-                    }
-                };
+            End::Ended(status) => {
                 let status = self.active.shared.limits.explain(status);
                 // A command on a terminal has no script that reports its end, and a report may
                 // have been lost. Otherwise the script was killed.
@@ -365,7 +358,9 @@ fn gone(why: &str) -> SandboxError {
 
 /// Lists the running processes of a command.
 pub(super) async fn list(envd: &Envd, token: &str, leader: Option<u32>) -> Vec<BackgroundProcess> {
-    let listing = order(envd, token, leader, Order::List).await;
-    let text = listing.map(|answer| String::from_utf8_lossy(&answer.stdout).into_owned());
-    listed(text.unwrap_or_default().lines())
+    let Ok(listing) = order(envd, token, leader, Order::List).await else {
+        return Vec::new();
+    };
+    let text = String::from_utf8_lossy(&listing.stdout);
+    text.lines().filter_map(BackgroundProcess::parse).collect()
 }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::marks::{Mark, MarkParser, MarkedPiece};
-use crate::envd::{EventStream, Fault, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
+use crate::envd::{EventStream, Fault, ProcessEvent, STREAM_TIMEOUT};
 use crate::shared::ActiveSandbox;
 
 /// Time limit for the end of the stream after the last output: a connection read to its end is reused.
@@ -56,7 +56,7 @@ pub(super) enum End {
     /// It was not started for this reason.
     Refused(String),
     /// The process that the service started has ended.
-    Ended(ProcessExit),
+    Ended(ExitStatus),
     /// The stream broke.
     Lost(Arc<Fault>),
     /// Part of its input may not have reached it.
@@ -301,11 +301,6 @@ fn parse_end(words: &str) -> Option<End> {
             _ => ExitStatus::Code(number),
         },
         duration: (microseconds > 0).then(|| Duration::from_micros(microseconds)),
-        left: listed(lines),
+        left: lines.filter_map(BackgroundProcess::parse).collect(),
     })
-}
-
-/// Parses a list of processes, one per line.
-pub(super) fn listed<'l>(lines: impl Iterator<Item = &'l str>) -> Vec<BackgroundProcess> {
-    lines.filter_map(BackgroundProcess::parse).collect()
 }

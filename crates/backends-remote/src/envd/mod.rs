@@ -17,7 +17,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::timeout;
 
 pub(crate) use self::messages::*;
-pub(crate) use self::stream::{EventStream, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
+pub(crate) use self::stream::{EventStream, ProcessEvent, STREAM_TIMEOUT};
 use crate::http::{self, RequestError, TlsCache};
 
 /// The service that runs processes.
@@ -260,7 +260,7 @@ impl Envd {
             Err(_) => return Err(RequestError::timed_out(limit).into()),
         };
         if !status.is_success() {
-            return Err(self.fault(status, &body).await);
+            return Err(self.fault(status, &body));
         }
         let invalid = |_| RequestError::new(format!("the response to {method} is invalid"));
         Ok(serde_json::from_slice(&body).map_err(invalid)?)
@@ -295,11 +295,11 @@ impl Envd {
             return Ok(response);
         }
         let body = http::read_body(response).await.unwrap_or_default();
-        Err(self.fault(status, &body).await)
+        Err(self.fault(status, &body))
     }
 
     /// Parses an error response.
-    async fn fault(&self, status: StatusCode, body: &Bytes) -> Fault {
+    fn fault(&self, status: StatusCode, body: &Bytes) -> Fault {
         let error: RpcError = serde_json::from_slice(body).unwrap_or_default();
         if status == StatusCode::BAD_GATEWAY && error.message.contains(NOT_FOUND_TEXT) {
             return Fault::Gone(hide_token(self.token.as_ref(), &error.message));

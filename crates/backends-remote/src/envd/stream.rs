@@ -5,7 +5,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use cantle_core::sandbox::Channel;
+use cantle_core::sandbox::{Channel, ExitStatus};
 use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{RequestBuilder, Response};
@@ -15,11 +15,14 @@ use tokio::time::timeout;
 use super::envelope::{Envelope, EnvelopeDecoder, encode_envelope};
 use super::{Data, EndEvent, EndOfStream, Envd, Fault, PROCESSES, Started, encode, hide_token};
 use crate::http::RequestError;
+use crate::signals;
 
 /// Requested interval of keep-alive messages in seconds.
 const PING_SECONDS: u16 = 2;
 /// Time without any message after which a stream counts as broken.
 pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
+/// Reported for a signal without a known name.
+const SIGKILL: i32 = 9;
 /// Time limit for the response's head.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -29,15 +32,7 @@ pub(crate) enum ProcessEvent {
     /// It has started with this process id.
     Started(u32),
     Output(Channel, Bytes),
-    Ended(ProcessExit),
-}
-
-/// The exit of a process, as envd reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ProcessExit {
-    Code(i32),
-    /// A text such as `signal: killed`.
-    Signal(String),
+    Ended(ExitStatus),
 }
 
 /// The events of a process until it exits.
@@ -147,7 +142,7 @@ fn parse(message: &[u8]) -> Result<Option<ProcessEvent>, Fault> {
         super::Event {
             data: Some(data), ..
         } => output(&data)?,
-        super::Event { end: Some(end), .. } => Some(ProcessEvent::Ended(exit(&end))),
+        super::Event { end: Some(end), .. } => Some(ProcessEvent::Ended(exit_status(&end))),
         _ => None,
     })
 }
@@ -169,9 +164,10 @@ fn output(data: &Data<'_>) -> Result<Option<ProcessEvent>, Fault> {
     Ok(None)
 }
 
-fn exit(end: &EndEvent<'_>) -> ProcessExit {
+/// Converts the exit of a process; the status of a killed one is a text such as `signal: killed`.
+fn exit_status(end: &EndEvent<'_>) -> ExitStatus {
     if end.exited || !end.status.starts_with("signal:") {
-        return ProcessExit::Code(end.exit_code);
+        return ExitStatus::Code(end.exit_code);
     }
-    ProcessExit::Signal(end.status.to_string())
+    ExitStatus::Signal(signals::number(&end.status).unwrap_or(SIGKILL))
 }

@@ -13,7 +13,7 @@ use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
 use super::resolve::FinalLink;
-use crate::envd::{EventStream, Fault, ProcessEvent, ProcessExit};
+use crate::envd::{EventStream, Fault, ProcessEvent};
 use crate::http::RequestError;
 use crate::shared::{ActiveSandbox, Shared};
 
@@ -144,7 +144,7 @@ impl FileReader {
             FileSource::Script(events) => loop {
                 match events.next().await? {
                     Some(ProcessEvent::Output(Channel::Stdout, bytes)) => return Ok(Some(bytes)),
-                    Some(ProcessEvent::Ended(ProcessExit::Code(0))) => return Ok(None),
+                    Some(ProcessEvent::Ended(status)) if status.success() => return Ok(None),
                     Some(ProcessEvent::Ended(_)) | None => {
                         return Err(Fault::Refused {
                             code: "internal".to_owned(),
