@@ -403,7 +403,7 @@ fn secure(body: &Value) -> Value {
     body
 }
 
-pub(crate) fn gone(id: &str) -> SandboxError {
+fn gone(id: &str) -> SandboxError {
     SandboxError::gone(format!("the sandbox `{id}` no longer exists"))
 }
 

@@ -24,7 +24,7 @@ use self::control::{CommandControl, Orders};
 use self::pump::Progress;
 use self::stdin::RemoteInput;
 use self::transport::RemoteTransport;
-use crate::envd::{Envd, Fault};
+use crate::envd::{Envd, Fault, Version};
 use crate::script::{self, ScriptOutput};
 use crate::shared::Shared;
 
@@ -49,7 +49,7 @@ pub(crate) async fn spawn(
     let start_request = request::build(shared, &request, &token)?;
     let is_terminal = request.pty.is_some();
     let has_input = request::has_input(&request.stdin);
-    if has_input && !is_terminal && !active.envd.can_close_stdin() {
+    if has_input && !is_terminal && active.envd.version < Version::CLOSE_STDIN {
         return Err(SandboxError::unsupported(
             "what runs in the sandbox is too old to end a command's input",
         )

@@ -82,7 +82,7 @@ pub(crate) struct Version(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
 impl Version {
     /// First version that can close a command's stdin.
-    const CLOSE_STDIN: Self = Self(0, 5, 2);
+    pub(crate) const CLOSE_STDIN: Self = Self(0, 5, 2);
     /// First version that accepts a file as the request's body instead of a form.
     pub(crate) const RAW_UPLOADS: Self = Self(0, 5, 7);
     /// First version with a default user.
@@ -271,11 +271,6 @@ impl Envd {
             .post(http::join_path(&self.base, [service, method]))
             .headers(self.headers.clone())
             .header("connect-protocol-version", "1")
-    }
-
-    /// Whether a command's stdin can be closed.
-    pub(crate) fn can_close_stdin(&self) -> bool {
-        self.version >= Version::CLOSE_STDIN
     }
 
     /// Builds a request for a file.
