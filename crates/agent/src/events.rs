@@ -11,10 +11,9 @@ use cantle_core::llm::StopReason;
 use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall};
 use cantle_core::seconds::unix_time;
 use cantle_core::tool::Decision;
-use serde_json::Value;
 
 use crate::journal::{End, Header, JournalContent, RunStore, StoreError, WorkClock};
-use crate::rules::{Action, CallOutcome, Fact, Machine};
+use crate::rules::{Action, CallOutcome, Fact, Machine, display_arguments, tool_refused};
 
 /// Maximum depth of sub-agents whose journals are read with that of a run.
 pub(crate) const MAX_DEPTH: u32 = 16;
@@ -40,15 +39,6 @@ pub(crate) fn model_answered(
     }
 }
 
-pub(crate) fn history_summarized(replaced: usize, text: String, call: &ModelCall) -> EventKind {
-    EventKind::HistorySummarized {
-        replaced,
-        text,
-        usage: call.usage,
-        cost_usd: call.cost_usd,
-    }
-}
-
 /// The event of a call that starts.
 pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
     EventKind::ToolStarted {
@@ -70,25 +60,6 @@ pub(crate) fn tool_finished(call: &ToolCall, outcome: &CallOutcome) -> EventKind
         metadata: outcome.metadata.clone(),
         duration: outcome.duration,
     }
-}
-
-/// The event of a call that was answered without running.
-pub(crate) fn tool_refused(call: &ToolCall, result: &str) -> EventKind {
-    EventKind::ToolFinished {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        result: result.to_owned(),
-        success: false,
-        arguments_valid: true,
-        arguments: Some(display_arguments(call)),
-        metadata: None,
-        duration: Duration::ZERO,
-    }
-}
-
-/// Returns arguments for display: as JSON if they are, else the model's text.
-fn display_arguments(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 
 impl RunStore {
@@ -336,14 +307,7 @@ impl<'a> JournalEvents<'a> {
                     self.push(EventKind::TurnStarted { turn });
                 }
                 Action::Summarize { .. } => self.failed_attempts = 0,
-                Action::CallRefused { call, text } => self.push(tool_refused(&call, &text)),
-                Action::UserMessage { text } => self.push(EventKind::UserMessage { text }),
-                Action::TurnDropped { turn } => self.push(EventKind::TurnDropped { turn }),
-                Action::HistorySummarized {
-                    replaced,
-                    text,
-                    call,
-                } => self.push(history_summarized(replaced, text, &call)),
+                Action::Emit(event) => self.push(*event),
                 Action::StartCall { .. } | Action::AcceptText { .. } | Action::End(_) => {}
             }
         }

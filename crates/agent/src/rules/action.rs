@@ -1,11 +1,12 @@
 //! The actions that the state machine asks for. They follow from facts and are never written down.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cantle_core::event::Finish;
-use cantle_core::ledger::ModelCall;
+use cantle_core::event::{EventKind, Finish};
 use cantle_core::message::ToolCall;
 use cantle_core::tool::Decision;
+use serde_json::Value;
 
 use crate::error::RunError;
 
@@ -31,18 +32,8 @@ pub(crate) enum Action {
     },
     /// Ask the hooks whether an answer in text may end the run, like this finish call.
     AcceptText { finish: Finish },
-    /// Emit the result of a call that was answered without running.
-    CallRefused { call: Arc<ToolCall>, text: String },
-    /// Emit a message that the loop wrote in the user's role.
-    UserMessage { text: String },
-    /// Emit that a turn was dropped.
-    TurnDropped { turn: u32 },
-    /// Emit that a summary replaced this many messages.
-    HistorySummarized {
-        replaced: usize,
-        text: String,
-        call: ModelCall,
-    },
+    /// Emit an event that follows from the facts.
+    Emit(Box<EventKind>),
     /// End the run.
     End(RunEnd),
 }
@@ -56,4 +47,23 @@ pub(crate) enum SummaryAttempt {
     TextOnly,
     /// Without tools.
     WithoutTools,
+}
+
+/// The event of a call that was answered without running.
+pub(crate) fn tool_refused(call: &ToolCall, result: &str) -> EventKind {
+    EventKind::ToolFinished {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        result: result.to_owned(),
+        success: false,
+        arguments_valid: true,
+        arguments: Some(display_arguments(call)),
+        metadata: None,
+        duration: Duration::ZERO,
+    }
+}
+
+/// Returns arguments for display: as JSON if they are, else the model's text.
+pub(crate) fn display_arguments(call: &ToolCall) -> Value {
+    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }

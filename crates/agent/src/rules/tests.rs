@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::content::{Content, Media, Part};
+use cantle_core::event::EventKind;
 use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
 use cantle_core::llm::{LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{
@@ -84,10 +85,13 @@ fn actions(machine: &mut Machine) -> Vec<String> {
             Action::AskModel { turn } => format!("ask {turn}"),
             Action::StartCall { index, call, .. } => format!("start {index} {}", call.name),
             Action::Summarize { attempt } => format!("summarize {attempt:?}"),
-            Action::HistorySummarized { replaced, .. } => format!("summarized {replaced}"),
-            Action::CallRefused { call, .. } => format!("refused {}", call.id),
-            Action::UserMessage { text } => format!("say {text}"),
-            Action::TurnDropped { turn } => format!("dropped {turn}"),
+            Action::Emit(event) => match *event {
+                EventKind::HistorySummarized { replaced, .. } => format!("summarized {replaced}"),
+                EventKind::ToolFinished { call_id, .. } => format!("refused {call_id}"),
+                EventKind::UserMessage { text } => format!("say {text}"),
+                EventKind::TurnDropped { turn } => format!("dropped {turn}"),
+                other => panic!("{other:?}"),
+            },
             Action::AcceptText { finish } => format!("accept {}", finish.params),
             Action::End(Ok(None)) => "answered in text".to_owned(),
             Action::End(Ok(Some(finish))) => format!("finished {} {}", finish.tool, finish.params),

@@ -28,7 +28,7 @@ use crate::events;
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
-use crate::rules::{Action, BudgetState, CallOutcome, Fact, Machine, RunEnd};
+use crate::rules::{Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, tool_refused};
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
 use crate::time::unix_seconds;
@@ -116,21 +116,7 @@ impl Driver {
                         restarted,
                     } => self.admit(index, call, decision, restarted)?,
                     Action::AcceptText { finish } => self.accept_text(&finish).await?,
-                    Action::CallRefused { call, text } => self.emit_refused(&call, &text),
-                    Action::UserMessage { text } => {
-                        self.scope.hub.emit(EventKind::UserMessage { text });
-                    }
-                    Action::TurnDropped { turn } => {
-                        self.scope.hub.emit(EventKind::TurnDropped { turn });
-                    }
-                    Action::HistorySummarized {
-                        replaced,
-                        text,
-                        call,
-                    } => {
-                        let event = events::history_summarized(replaced, text, &call);
-                        self.scope.hub.emit(event);
-                    }
+                    Action::Emit(event) => self.scope.hub.emit(*event),
                     Action::End(end) => return end,
                 }
             }
@@ -263,7 +249,8 @@ impl Driver {
             Decision::Edit { arguments, by_hook } => call.edit(arguments, by_hook),
             Decision::Reject { reason } => {
                 let text = format!("Not run: {reason}");
-                self.emit_refused(&call.call, &text);
+                let hub = &self.scope.hub;
+                hub.emit_with(|| tool_refused(&call.call, &text));
                 return self.record_outcome(index, not_run(text));
             }
             _ => {}
@@ -336,11 +323,6 @@ impl Driver {
         cx
     }
 
-    fn emit_refused(&self, call: &ToolCall, result: &str) {
-        let hub = &self.scope.hub;
-        hub.emit_with(|| events::tool_refused(call, result));
-    }
-
     fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
         if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
             // It ends after the run is resumed.
@@ -350,7 +332,7 @@ impl Driver {
             let has_started = self.machine.has_started(index);
             self.scope.hub.emit_with(|| match has_started {
                 true => events::tool_finished(&call, &outcome),
-                false => events::tool_refused(&call, &outcome.content.text()),
+                false => tool_refused(&call, &outcome.content.text()),
             });
         }
         self.record_outcome(index, outcome)
@@ -381,8 +363,8 @@ impl Driver {
         tokio::pin!(deadline);
         self.calls_token.cancel();
         // Waiting calls were refused before the others end.
-        while let Some((call, text)) = self.machine.next_refused() {
-            self.emit_refused(&call, &text);
+        while let Some(event) = self.machine.next_event() {
+            self.scope.hub.emit(event);
         }
         loop {
             let joined = tokio::select! {

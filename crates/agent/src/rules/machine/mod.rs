@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use cantle_core::content::Content;
-use cantle_core::event::Finish;
+use cantle_core::event::{EventKind, Finish};
 use cantle_core::ledger::{Ledger, ModelCall};
 use cantle_core::llm::{LlmErrorKind, StopReason};
 use cantle_core::message::{
@@ -19,7 +19,7 @@ use cantle_core::message::{
 };
 
 use crate::error::{RunError, RunErrorKind};
-use crate::rules::action::{Action, RunEnd, SummaryAttempt};
+use crate::rules::action::{Action, RunEnd, SummaryAttempt, tool_refused};
 use crate::rules::budget::{BudgetPhase, BudgetState, budget_error, unknown_cost_error};
 use crate::rules::conversation::{Conversation, extract_images};
 use crate::rules::fact::{CallOutcome, Fact, ModelFailure, SubAgentEnded};
@@ -137,10 +137,10 @@ impl Machine {
         self.actions.pop_front()
     }
 
-    /// Returns the next action if it reports a refused call.
-    pub(crate) fn next_refused(&mut self) -> Option<(Arc<ToolCall>, String)> {
+    /// Returns the next action if it is an event.
+    pub(crate) fn next_event(&mut self) -> Option<EventKind> {
         match self.actions.pop_front()? {
-            Action::CallRefused { call, text } => Some((call, text)),
+            Action::Emit(event) => Some(*event),
             other => {
                 self.actions.push_front(other);
                 None
@@ -285,10 +285,9 @@ impl Machine {
             return;
         }
         self.turns += 1;
-        self.budget = match self.budget {
-            BudgetPhase::FinalTurnAnnounced(state) => BudgetPhase::FinalTurn(state),
-            other => other,
-        };
+        if let BudgetPhase::FinalTurnAnnounced(state) = self.budget {
+            self.budget = BudgetPhase::FinalTurn(state);
+        }
         self.conversation.make_call_ids_unique(&mut message);
         let is_empty = message.tool_calls().next().is_none() && message.text().trim().is_empty();
         let reason = match stop {
@@ -343,9 +342,8 @@ impl Machine {
             return self.next_turn(true);
         }
         let advice = "Raise the client's output limit, or ask for smaller steps.";
-        self.end(Err(
-            RunError::new(RunErrorKind::OutputLimit, reason).with_advice(advice)
-        ));
+        let error = RunError::new(RunErrorKind::OutputLimit, reason).with_advice(advice);
+        self.end(Err(error));
     }
 
     fn call_finished(&mut self, index: usize, mut outcome: CallOutcome) {
@@ -506,9 +504,8 @@ impl Machine {
 
     fn push_pending_messages(&mut self) {
         for content in std::mem::take(&mut self.pending_messages) {
-            self.actions.push_back(Action::UserMessage {
-                text: content.text(),
-            });
+            let text = content.text();
+            self.emit(EventKind::UserMessage { text });
             self.conversation.push_injected(content);
         }
     }
@@ -528,9 +525,8 @@ impl Machine {
         {
             return self.give_up_summary();
         }
-        self.end(Err(
-            RunError::new(RunErrorKind::Model, error.to_string()).with_llm(error)
-        ));
+        let end = RunError::new(RunErrorKind::Model, error.to_string()).with_llm(error);
+        self.end(Err(end));
     }
 
     fn has_ended(&self) -> bool {
@@ -566,27 +562,30 @@ impl Machine {
         for call in calls {
             let message = ToolMessage::new(&call, text.clone());
             self.conversation.push(message.into());
-            self.refused(Arc::new(call), text.clone());
+            self.refused(&call, &text);
         }
     }
 
     fn report_refused(&mut self, turn: &mut Turn) {
         for (call, text) in turn.take_refused() {
-            self.refused(call, text);
+            self.refused(&call, &text);
         }
     }
 
-    fn refused(&mut self, call: Arc<ToolCall>, text: String) {
+    fn refused(&mut self, call: &ToolCall, text: &str) {
         self.ledger.refused_call(&call.name);
-        self.actions.push_back(Action::CallRefused { call, text });
+        self.emit(tool_refused(call, text));
     }
 
     /// Adds a message in the user's role.
     fn say(&mut self, kind: UserKind, text: String) {
-        self.actions
-            .push_back(Action::UserMessage { text: text.clone() });
+        self.emit(EventKind::UserMessage { text: text.clone() });
         self.conversation
             .push(Message::User(UserMessage::new(kind, text)));
+    }
+
+    fn emit(&mut self, event: EventKind) {
+        self.actions.push_back(Action::Emit(Box::new(event)));
     }
 
     fn fail(&mut self, kind: RunErrorKind, message: impl Into<String>) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cantle_core::event::EventKind;
 use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::llm::LlmError;
 
@@ -40,7 +41,8 @@ impl Machine {
 
     pub(super) fn summarized(&mut self, text: &str, files: &[String], mut call: ModelCall) {
         call.purpose = CallPurpose::Summary;
-        self.ledger.model_call(call.clone());
+        let (usage, cost_usd) = (call.usage, call.cost_usd);
+        self.ledger.model_call(call);
         let Activity::Summarizing(attempt) = self.activity else {
             return;
         };
@@ -57,13 +59,12 @@ impl Machine {
         }
         let finish_tools = self.finish_tools();
         self.has_failed_summary = false;
-        let replaced = self.conversation.summarize(text, files, &finish_tools);
-        if let Some(replaced) = replaced {
-            let text = text.to_owned();
-            self.actions.push_back(Action::HistorySummarized {
+        if let Some(replaced) = self.conversation.summarize(text, files, &finish_tools) {
+            self.emit(EventKind::HistorySummarized {
                 replaced,
-                text,
-                call,
+                text: text.to_owned(),
+                usage,
+                cost_usd,
             });
         }
         self.ask();
@@ -96,8 +97,7 @@ impl Machine {
         if let Some(entry) = dropped.ledger_entry {
             self.ledger.drop_turn(entry);
         }
-        self.actions
-            .push_back(Action::TurnDropped { turn: self.turns });
+        self.emit(EventKind::TurnDropped { turn: self.turns });
         self.turns = self.turns.saturating_sub(1);
         // The next turn would overflow just the same, unless it is smaller than the dropped one.
         if self.rules.summarize_at.is_some() && self.conversation.can_be_summarized() {
