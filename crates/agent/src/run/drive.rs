@@ -170,7 +170,14 @@ impl Driver {
                 self.stop_calls("The run was cancelled").await
             }
             joined = self.tasks.join_next() => match joined {
-                Some(Ok((index, event))) => self.call_event(index, event),
+                Some(Ok((index, event))) => {
+                    self.call_event(index, event)?;
+                    // Time can run out just before the timer below does.
+                    if !is_last_turn && self.machine.is_last_turn() {
+                        self.stop_calls("The run's time was over").await?;
+                    }
+                    Ok(())
+                }
                 // Calls catch panics, and no task is aborted before this loop ends.
                 Some(Err(_)) | None => {
                     Err(RunError::new(RunErrorKind::Internal, "a tool call was lost"))

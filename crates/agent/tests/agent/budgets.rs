@@ -14,6 +14,7 @@ use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ledger::CallPurpose;
 use cantle_core::llm::{ChatEvent, FailedAttempt, LlmError, LlmErrorKind, PriceSource, Prices};
 use cantle_core::tool::ToolOutput;
+use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -157,6 +158,32 @@ async fn when_the_time_is_over_a_tool_that_hangs_is_stopped_and_the_model_may_fi
         ]
     );
     assert_eq!(warnings(&outcome), [last("100 of 100 s")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_time_is_over_as_one_call_ends_the_others_are_stopped_and_the_model_may_finish() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("waits", "a", json!({})), ("ends", "b", json!({}))]),
+        _ => finish("in time"),
+    });
+    let waits = bare("waits", |cx| async move {
+        cx.cancellation.cancelled().await;
+        Ok(ToolOutput::failure("stopped"))
+    });
+    let ends = bare("ends", |_| async {
+        // The clock moves before any timer fires.
+        let _ = tokio::time::advance(Duration::from_secs(100)).now_or_never();
+        Ok(ToolOutput::text("ended"))
+    });
+    let agent = agent(&client)
+        .tool(waits.with_concurrency_safe(true).with_timeout(None))
+        .tool(ends.with_concurrency_safe(true));
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent, budget).await;
+    let outcome = session.run("the task").unwrap().outcome().await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    let expected = [("stopped".to_owned(), false), ("ended".to_owned(), true)];
+    assert_eq!(results(&outcome)[..2], expected);
 }
 
 #[tokio::test(start_paused = true)]
