@@ -55,6 +55,16 @@ impl fmt::Debug for QueueState {
     }
 }
 
+/// Works when it is dropped: on its thread, or where a runtime that has shut down drops it, since
+/// runtimes may share the queue.
+struct Worker(Arc<CommitQueue>);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.work();
+    }
+}
+
 impl CommitQueue {
     /// Writes a commit of this size. An error means that the program is ending.
     pub(super) async fn commit<T: Send + 'static>(
@@ -91,8 +101,8 @@ impl CommitQueue {
             starts_thread
         };
         if starts_thread {
-            let this = Arc::clone(self);
-            tokio::task::spawn_blocking(move || this.work());
+            let worker = Worker(Arc::clone(self));
+            tokio::task::spawn_blocking(move || drop(worker));
         }
         result.await
     }

@@ -4,6 +4,7 @@ use cantle_core::content::{Content, Media, Part};
 use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::message::{AssistantBlock, AssistantMessage};
 use cantle_core::usage::TokenUsage;
+use futures_util::FutureExt as _;
 
 use super::*;
 use crate::journal::format::VERSION;
@@ -243,6 +244,28 @@ async fn short_commits_are_written_inline_while_the_disk_is_fast() {
             "{bytes} bytes after {commits} commits in {spent:?}"
         );
     }
+}
+
+#[test]
+fn commits_are_written_after_a_runtime_that_shares_their_queue_has_shut_down() {
+    let queue = RunStore::new("runs").queue;
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().build().unwrap()
+    };
+    let ended = runtime();
+    let handle = ended.handle().clone();
+    ended.shutdown_background();
+    let first = {
+        let _entered = handle.enter();
+        queue.run(|| 1).now_or_never()
+    };
+    assert_eq!(first, Some(Ok(1)));
+    let second = async {
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, queue.run(|| 2)).await.unwrap()
+    };
+    assert_eq!(runtime().block_on(second), Ok(2));
 }
 
 #[tokio::test]
