@@ -23,7 +23,8 @@ pub(crate) struct ProgressState {
     pub(crate) last_text: String,
     /// The models of the sub-agent's run and of those below it.
     models: HashMap<RunId, String>,
-    /// The model calls of the sub-agent and those below it, as far as events report them.
+    /// The model calls of the sub-agent and those below it, as far as events report them; once its run
+    /// has ended, the ledger of the run.
     pub(crate) ledger: Ledger,
 }
 
@@ -104,6 +105,8 @@ impl Progress {
                 state.running_tool = Some(tool.clone());
             }
             EventKind::ToolFinished { .. } if is_own => state.running_tool = None,
+            // It also has the costs of earlier processes, and tool calls.
+            EventKind::RunFinished { ledger, .. } if is_own => state.ledger.clone_from(ledger),
             _ => {}
         }
     }
@@ -112,6 +115,8 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use std::time::UNIX_EPOCH;
+
+    use cantle_core::event::RunStatus;
 
     use super::*;
 
@@ -148,6 +153,37 @@ mod tests {
             stop: None,
             duration: Duration::from_secs(1),
         }
+    }
+
+    #[test]
+    fn the_ledger_of_a_run_that_ended_is_whole() {
+        let run = RunId::new();
+        let mut ledger = Ledger::default();
+        ledger.record_tool("look", true, Duration::ZERO, None);
+        ledger.model_calls = [1, 2]
+            .map(|input| ModelCall::new("large", CallPurpose::Turn, usage(input), Duration::ZERO))
+            .into();
+        let finished = |turns: u32, ledger: &Ledger| EventKind::RunFinished {
+            status: RunStatus::Cancelled,
+            finish: None,
+            error: None,
+            turns,
+            duration: Duration::ZERO,
+            ledger: ledger.clone(),
+        };
+        let events = [
+            (run, started("large")),
+            // The first turn was made in an earlier process.
+            (run, answered(2)),
+            (RunId::new(), finished(1, &Ledger::default())),
+            (run, finished(2, &ledger)),
+        ];
+        let progress = Progress::default();
+        for (number, (of, kind)) in (0..).zip(events) {
+            let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
+            progress.update(&event, run);
+        }
+        assert_eq!(progress.ledger(), ledger);
     }
 
     #[test]
