@@ -112,9 +112,15 @@ impl Account {
         std::iter::successors(Some(self), |account| account.parent.as_deref())
     }
 
-    /// Adds the spending of earlier processes. Calls of this model whose cost was not known then have the
-    /// prices that are known now.
+    /// Adds the spending of earlier processes, and the time that they used.
     pub(crate) fn carry_over(&self, ledger: &Ledger, model: &ModelInfo, time: Duration) {
+        self.earlier_run(ledger, model);
+        self.state.lock().earlier = time;
+    }
+
+    /// Adds the spending of earlier processes on this run, or on a sub-agent that does not go on. Calls of
+    /// its model whose cost was not known then have the prices that are known now.
+    pub(crate) fn earlier_run(&self, ledger: &Ledger, model: &ModelInfo) {
         self.add(ledger.into());
         let unknown = ledger.all_model_calls().filter(|it| it.has_unknown_cost());
         for call in unknown {
@@ -129,12 +135,6 @@ impl Account {
                 });
             }
         }
-        self.state.lock().earlier = time;
-    }
-
-    /// Adds the spending of a sub-agent that ran in an earlier process and does not go on.
-    pub(crate) fn ended_sub_agent(&self, ledger: &Ledger) {
-        self.add(ledger.into());
     }
 
     /// Adds a model call.

@@ -178,7 +178,8 @@ impl SubAgent {
                 // Its earlier costs still count.
                 let content = tokio::task::spawn_blocking(move || store.read(run));
                 let content = content.await.ok().and_then(Result::ok);
-                result.report = content.and_then(|content| recorded_result(content, call).report);
+                result.report =
+                    content.and_then(|content| self.recorded_result(content, call).report);
                 return Err(result);
             }
         };
@@ -196,7 +197,7 @@ impl SubAgent {
         call: &SubAgentCall,
     ) -> SubAgentResult {
         let sandbox = content.header.sandbox.clone();
-        let mut result = recorded_result(content, call);
+        let mut result = self.recorded_result(content, call);
         if let Some(handle) = sandbox.filter(|_| !self.shares_sandbox)
             && let Err(error) = Session::discard(&self.agent.0, handle).await
         {
@@ -204,28 +205,29 @@ impl SubAgent {
         }
         result
     }
-}
 
-/// Returns the result of a run, from its journal, and counts it against the budgets of its caller.
-fn recorded_result(content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
-    let JournalContent {
-        header, facts, end, ..
-    } = content;
-    let finish = end.and_then(|end| Some((end.finish?, end.files)));
-    let tools = Arc::new(header.tool_traits());
-    let machine = Machine::replay(header.rules, tools, header.messages, facts);
-    let (_, _, ledger) = machine.into_parts();
-    call.scope.budget.ended_sub_agent(&ledger);
-    SubAgentResult {
-        success: finish.is_some(),
-        text: match finish {
-            Some((finish, files)) => render::finish(&finish, &files),
-            None => render::failure("it ended without a result"),
-        },
-        report: Some(SubAgentReport {
-            ledger,
-            suspended: false,
-        }),
+    /// Returns the result of a run, from its journal, and counts it against the budgets of its caller.
+    fn recorded_result(&self, content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
+        let JournalContent {
+            header, facts, end, ..
+        } = content;
+        let finish = end.and_then(|end| Some((end.finish?, end.files)));
+        let tools = Arc::new(header.tool_traits());
+        let machine = Machine::replay(header.rules, tools, header.messages, facts);
+        let (_, _, ledger) = machine.into_parts();
+        let model = self.agent.0.client.model();
+        call.scope.budget.earlier_run(&ledger, model);
+        SubAgentResult {
+            success: finish.is_some(),
+            text: match finish {
+                Some((finish, files)) => render::finish(&finish, &files),
+                None => render::failure("it ended without a result"),
+            },
+            report: Some(SubAgentReport {
+                ledger,
+                suspended: false,
+            }),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use cantle_agent::{
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::event::RunStatus;
 use cantle_core::ledger::{CallPurpose, Ledger};
-use cantle_core::llm::{LlmError, LlmErrorKind};
+use cantle_core::llm::{LlmError, LlmErrorKind, Prices};
 use cantle_core::message::{Message, SharedMessage, ToolCall, UserKind};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use serde_json::{Value, json};
@@ -34,6 +34,8 @@ struct Scene {
     stop_at: Option<&'static str>,
     reached: CancellationToken,
     effects: Arc<Mutex<Vec<u64>>>,
+    /// The prices of its models.
+    prices: Option<Prices>,
 }
 
 impl Scene {
@@ -76,10 +78,12 @@ impl Scene {
             + 'static,
     {
         let scene = self.clone();
-        Scripted::new(answer).waiting(move |number| {
+        let mut model = Scripted::new(answer).waiting(move |number| {
             let scene = scene.clone();
             async move { scene.pass(&format!("{name} {number}")).await }
-        })
+        });
+        model.model.prices = self.prices;
+        model
     }
 
     fn effects(&self) -> Vec<u64> {
@@ -426,6 +430,20 @@ async fn a_sub_agent_that_finished_before_its_parent_was_killed_counts_against_i
     let outcome = resumed("sub-agent-finished", &agent, budget).await;
     let messages = user_messages(&outcome.history);
     let is_last_turn = |text: &String| text.contains("75 of 75 tokens");
+    assert!(messages.iter().any(is_last_turn), "{messages:?}");
+}
+
+#[tokio::test]
+async fn a_sub_agent_that_finished_before_its_parent_was_killed_has_the_prices_known_now() {
+    let scene = Scene {
+        prices: Some(Prices::per_million(10_000.0, 10_000.0)),
+        ..Scene::default()
+    };
+    // The same five turns; a token costs a cent.
+    let budget = Budget::default().cost_usd(0.7);
+    let outcome = resumed("sub-agent-finished", &calling_with_losses(&scene), budget).await;
+    let messages = user_messages(&outcome.history);
+    let is_last_turn = |text: &String| text.contains("$0.7500 of $0.7)");
     assert!(messages.iter().any(is_last_turn), "{messages:?}");
 }
 
