@@ -88,10 +88,7 @@ impl RunStore {
     /// # Errors
     /// As [`events`](Self::events).
     pub fn conversation(&self, run: RunId) -> Result<Vec<Message>, StoreError> {
-        let JournalContent { header, facts, .. } = self.read(run)?;
-        let tools = Arc::new(header.tool_traits());
-        let machine = Machine::replay(header.rules, tools, header.messages, facts);
-        let (messages, _, _) = machine.into_parts();
+        let (messages, _, _) = self.read(run)?.replay().into_parts();
         Ok(messages
             .iter()
             .map(|message| Message::clone(message))

@@ -1,15 +1,14 @@
 //! The messages of a kept run and its sub-agents, for exports.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use cantle_core::ledger::ModelCall;
 use cantle_core::message::{AssistantMessage, Message, SharedMessage};
 use cantle_core::tool::ToolSpec;
 
 use crate::events::MAX_DEPTH;
-use crate::journal::{JournalContent, KeptRun, RunStore, StoreError};
-use crate::rules::{Fact, Machine, is_summary};
+use crate::journal::{KeptRun, RunStore, StoreError};
+use crate::rules::{Fact, is_summary};
 
 /// All messages of a kept run.
 #[derive(Clone, Debug)]
@@ -61,16 +60,14 @@ impl RunStore {
         call_id: Option<String>,
         depth: u32,
     ) -> Result<Trajectory, StoreError> {
-        let JournalContent { header, facts, .. } = self.read(run.run)?;
-        let (tools, given) = (header.tool_specs(), header.messages.len());
-        let answers = facts.iter().filter_map(|fact| match fact {
+        let content = self.read(run.run)?;
+        let (tools, given) = (content.header.tool_specs(), content.header.messages.len());
+        let answers = content.facts.iter().filter_map(|fact| match fact {
             Fact::ModelAnswered { message, call, .. } => Some((message.id.clone(), call.clone())),
             _ => None,
         });
         let model_calls = answers.collect();
-        let traits = Arc::new(header.tool_traits());
-        let machine = Machine::replay(header.rules, traits, header.messages, facts);
-        let (latest, replaced, _) = machine.into_parts();
+        let (latest, replaced, _) = content.replay().into_parts();
         let conversations = conversations(&latest, &replaced);
         let mut trajectory = Trajectory {
             run,

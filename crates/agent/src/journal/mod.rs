@@ -25,6 +25,6 @@ pub use self::error::{StoreError, StoreErrorKind};
 pub(crate) use self::format::{BackgroundAgentRecord, DeliveredFiles, End, Header, VERSION};
 pub(crate) use self::identity::Identity;
 pub use self::overview::{KeptRun, KeptStatus};
-pub(crate) use self::store::{JournalContent, ReopenedRun, WorkClock, already_finished};
+pub(crate) use self::store::{JournalContent, WorkClock, already_finished};
 pub use self::store::{LockedRun, RunStore};
 pub(crate) use self::writer::Journal;

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::overview::{self, KeptRun, KeptStatus};
 use super::reader::JournalReader;
 use super::seal::Seal;
 use super::writer::{FILE_NAME, Journal};
-use crate::rules::Fact;
+use crate::rules::{Fact, Machine};
 
 /// The directory of a run's sub-agents, with one store per call.
 const SUB_AGENTS: &str = "agents";
@@ -58,18 +58,20 @@ pub(crate) struct JournalContent {
     pub(crate) time_used: Duration,
 }
 
-/// A run to be resumed: the content of its journal, and the journal itself.
-#[derive(Debug)]
-pub(crate) struct ReopenedRun {
-    pub(crate) content: JournalContent,
-    pub(crate) journal: Journal,
-}
-
 impl JournalContent {
     /// Whether the run is finished. Only its files can still be delivered.
     pub(crate) fn is_finished(&self) -> bool {
         let end = self.end.as_ref();
         end.is_some_and(|end| end.status == RunStatus::Finished)
+    }
+
+    /// The state of the run, as far as the tools are known.
+    pub(crate) fn replay(self) -> Machine {
+        let tools = Arc::new(self.header.tool_traits());
+        let Header {
+            rules, messages, ..
+        } = self.header;
+        Machine::replay(rules, tools, messages, self.facts)
     }
 
     fn read(reader: &mut JournalReader, directory: &Path) -> Result<Self, StoreError> {
@@ -300,20 +302,19 @@ impl RunStore {
     }
 
     /// Opens the journal of a run for resuming, and cuts off incomplete lines.
-    pub(crate) fn reopen(&self, run: RunId) -> Result<ReopenedRun, StoreError> {
+    pub(crate) fn reopen(&self, run: RunId) -> Result<(JournalContent, Journal), StoreError> {
         let LockedRun { directory, lock } = self.lock(run)?;
         let mut reader = self.open_journal(run)?;
         let content = JournalContent::read(&mut reader, &directory)?;
         let path = directory.join(FILE_NAME);
         let reopened = || -> io::Result<File> {
-            let mut file = OpenOptions::new().append(true).open(&path)?;
+            let file = OpenOptions::new().append(true).open(&path)?;
             file.set_len(reader.intact_bytes())?;
-            file.seek(SeekFrom::End(0))?;
             Ok(file)
         };
         let file = reopened().map_err(|error| StoreError::io("write", &path, &error))?;
         let journal = Journal::new(&directory, file, lock, reader.next_batch(), &self.queue);
-        Ok(ReopenedRun { content, journal })
+        Ok((content, journal))
     }
 
     fn open_journal(&self, run: RunId) -> Result<JournalReader, StoreError> {

@@ -62,10 +62,13 @@ impl RunStart {
     pub(super) fn run_id(&self) -> RunId {
         match self {
             Self::Task(run, _) => *run,
-            Self::Resume(resumed) => resumed.reopened.content.header.run,
+            Self::Resume(resumed) => resumed.content.header.run,
         }
     }
 }
+
+/// A run that is ready to be driven, with the background sub-agents that worked when an earlier process ended.
+type PreparedRun = (Machine, Option<Journal>, Vec<BackgroundAgentRecord>);
 
 /// Ends the event streams and the background sub-agents, even if the run panics or is aborted.
 struct ScopeGuard(Arc<RunScope>);
@@ -83,14 +86,6 @@ pub(super) struct RunTask {
     pub(super) resources: Arc<SessionResources>,
 }
 
-/// A run that is ready to be driven.
-struct PreparedRun {
-    machine: Machine,
-    journal: Option<Journal>,
-    /// Background sub-agents that worked when an earlier process ended.
-    unfinished: Vec<BackgroundAgentRecord>,
-}
-
 impl RunTask {
     /// Runs to the end.
     pub(super) async fn execute(
@@ -106,7 +101,7 @@ impl RunTask {
             RunStart::Task(_, task) => self.begin(&history, task).await,
             RunStart::Resume(resumed) => self.resume(*resumed).await,
         };
-        let prepared = match prepared {
+        let (machine, journal, unfinished) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
                 let outcome = Outcome::failed(run, started, error);
@@ -114,8 +109,9 @@ impl RunTask {
                 return outcome;
             }
         };
-        let journal = prepared.journal.clone();
-        let (end, machine) = self.drive(prepared, facts).await;
+        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+        let driver = Driver::new(scope, resources, machine, journal.clone(), facts);
+        let (end, machine) = self.drive(driver, unfinished).await;
         let (finish, mut error) = match end {
             Ok(finish) => (finish, None),
             Err(error) => (None, Some(error)),
@@ -159,19 +155,12 @@ impl RunTask {
 
     async fn drive(
         &self,
-        prepared: PreparedRun,
-        facts: UnboundedReceiver<Box<Fact>>,
+        driver: Driver,
+        unfinished: Vec<BackgroundAgentRecord>,
     ) -> (RunEnd, Machine) {
-        let PreparedRun {
-            machine,
-            journal,
-            unfinished,
-        } = prepared;
-        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
-        let agent = &resources.agent;
+        let agent = &self.resources.agent;
         let model = &agent.client.model().slug;
-        let span = spans::run(&agent.name, model, scope.run, scope.depth);
-        let driver = Driver::new(scope, Arc::clone(&resources), machine, journal, facts);
+        let span = spans::run(&agent.name, model, self.scope.run, self.scope.depth);
         let (end, machine) = driver.drive(unfinished).instrument(span.clone()).await;
         if let Err(error) = &end {
             spans::failed(&span, &error.kind());
@@ -208,11 +197,8 @@ impl RunTask {
             .has_earlier_sandbox
             .store(false, Ordering::Release);
         let tools = Arc::clone(resources.tools.traits());
-        Ok(PreparedRun {
-            machine: Machine::new(resources.agent.rules.clone(), tools, messages),
-            journal,
-            unfinished: Vec::new(),
-        })
+        let machine = Machine::new(resources.agent.rules.clone(), tools, messages);
+        Ok((machine, journal, Vec::new()))
     }
 
     /// Puts the facts about this run at the head of its task.
@@ -274,16 +260,16 @@ impl RunTask {
     /// Prepares a run that another process began.
     async fn resume(&self, resumed: ResumedRun) -> Result<PreparedRun, RunError> {
         let ResumedRun {
-            reopened,
+            content,
+            journal,
             has_new_sandbox,
         } = resumed;
-        let journal = reopened.journal;
         let JournalContent {
             header,
             facts,
             time_used,
             ..
-        } = reopened.content;
+        } = content;
         self.emit_start(&header.task);
         let unfinished = self.restore_background(&facts).await?;
         let tools = Arc::clone(self.resources.tools.traits());
@@ -312,11 +298,7 @@ impl RunTask {
         self.scope.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });
-        Ok(PreparedRun {
-            machine,
-            journal: Some(journal),
-            unfinished,
-        })
+        Ok((machine, Some(journal), unfinished))
     }
 
     /// Restores the background sub-agents of earlier processes. Returns those that had not ended.

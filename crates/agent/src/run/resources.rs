@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::options::RunOptions;
 use crate::definition::Definition;
 use crate::environment::SandboxFacts;
-use crate::journal::{Identity, ReopenedRun, RunStore};
+use crate::journal::{Identity, Journal, JournalContent, RunStore};
 use crate::skills::Skills;
 use crate::tool_table::ToolTable;
 
@@ -74,7 +74,8 @@ pub(crate) struct KeptSession {
 
 /// The run for which a session was opened.
 pub(crate) struct ResumedRun {
-    pub(crate) reopened: ReopenedRun,
+    pub(crate) content: JournalContent,
+    pub(crate) journal: Journal,
     /// Whether the sandbox is a new one.
     pub(crate) has_new_sandbox: bool,
 }

@@ -114,11 +114,11 @@ impl Session {
             let skills = load_skills(skills.as_deref(), &runs)?;
             Ok((reading.reopen(run).map_err(store_error)?, runs, skills))
         });
-        let (reopened, runs, skills) = read.await?;
-        let header = &reopened.content.header;
+        let ((content, journal), runs, skills) = read.await?;
+        let header = &content.header;
         // Of a finished run only the files can be delivered again, if the process ended before it
         // released the sandbox.
-        let is_finished = reopened.content.is_finished();
+        let is_finished = content.is_finished();
         if is_finished && header.sandbox.is_none() {
             return Err(store_error(already_finished(run)));
         }
@@ -193,7 +193,8 @@ impl Session {
         let is_shared = session.resources.sandbox.is_some() && !session.has_own_sandbox();
         has_new_sandbox |= is_shared && (sandbox.is_none() || sandbox != header.sandbox.as_ref());
         let resumed = ResumedRun {
-            reopened,
+            content,
+            journal,
             has_new_sandbox,
         };
         Ok(Self::new(session, Some(resumed)))

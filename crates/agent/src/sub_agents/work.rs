@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use super::options::SubAgent;
 use super::render;
 use crate::journal::{JournalContent, KeptStatus, RunStore, StoreError};
-use crate::rules::Machine;
 use crate::run::{Outcome, Run};
 use crate::scope::{ParentRun, SubAgentCall, SubAgentReport};
 use crate::session::{ResumeOptions, Session, SessionOptions};
@@ -207,14 +206,10 @@ impl SubAgent {
     }
 
     /// Returns the result of a run, from its journal, and counts it against the budgets of its caller.
-    fn recorded_result(&self, content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
-        let JournalContent {
-            header, facts, end, ..
-        } = content;
+    fn recorded_result(&self, mut content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
+        let end = content.end.take();
         let finish = end.and_then(|end| Some((end.finish?, end.files)));
-        let tools = Arc::new(header.tool_traits());
-        let machine = Machine::replay(header.rules, tools, header.messages, facts);
-        let (_, _, ledger) = machine.into_parts();
+        let (_, _, ledger) = content.replay().into_parts();
         let model = self.agent.0.client.model();
         call.scope.budget.earlier_run(&ledger, model);
         SubAgentResult {

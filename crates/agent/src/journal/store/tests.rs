@@ -129,7 +129,7 @@ fn said(text: &str) -> Fact {
 
 /// Returns the texts of the user messages in a journal.
 fn told(store: &RunStore, run: RunId) -> Result<Vec<String>, StoreError> {
-    let facts = store.reopen(run)?.content.facts.into_iter();
+    let facts = store.reopen(run)?.0.facts.into_iter();
     Ok(facts
         .map(|fact| match fact {
             Fact::UserMessage { content } => content.text(),
@@ -150,7 +150,7 @@ async fn batches(store: &RunStore) -> (RunId, PathBuf) {
     }
     journal.commit().await.unwrap();
     drop(journal);
-    let journal = store.reopen(run).unwrap().journal;
+    let journal = store.reopen(run).unwrap().1;
     for text in ["e", "f"] {
         journal.record(&said(text)).unwrap();
     }
@@ -179,7 +179,7 @@ async fn of_a_damaged_last_batch_the_lines_before_the_damage_stay() {
             let kept: String = told(&store, run).unwrap().concat();
             assert_eq!(kept, left, "{torn:?} {tear}");
             // It was cut off: what comes now follows what is whole.
-            let journal = store.reopen(run).unwrap().journal;
+            let journal = store.reopen(run).unwrap().1;
             journal.record(&said("g")).unwrap();
             journal.commit().await.unwrap();
             drop(journal);
@@ -217,7 +217,7 @@ async fn a_journal_without_checksums_is_read_and_continued() {
     });
     fs::write(&path, bare.collect::<String>()).unwrap();
     assert_eq!(told(&store, run).unwrap().concat(), "abcdef");
-    let journal = store.reopen(run).unwrap().journal;
+    let journal = store.reopen(run).unwrap().1;
     journal.record(&said("g")).unwrap();
     journal.commit().await.unwrap();
     drop(journal);
