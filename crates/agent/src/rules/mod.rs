@@ -31,5 +31,5 @@ pub(crate) use self::machine::Machine;
 pub use self::settings::TextAnswers;
 pub(crate) use self::settings::default_max_repeats;
 pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};
-pub(crate) use self::standing::{StandingApproval, StandingApprovals};
+pub(crate) use self::standing::StandingApproval;
 pub(crate) use self::summary::is_summary;

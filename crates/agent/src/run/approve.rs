@@ -16,22 +16,6 @@ use crate::scope::RunScope;
 /// Advice for the model after a call that may not run.
 const ALTERNATIVE: &str = "Use an approach that doesn't need it, or finish and explain.";
 
-/// A decision on a call.
-pub(super) struct CallDecision {
-    pub(super) decision: Decision,
-    /// The later calls that the user approved with it.
-    pub(super) standing: Option<StandingApproval>,
-}
-
-impl From<Decision> for CallDecision {
-    fn from(decision: Decision) -> Self {
-        Self {
-            decision,
-            standing: None,
-        }
-    }
-}
-
 /// Refuses a call of a tool above the principal's level, whatever was decided on it before.
 pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<Decision> {
     let level = resources.tools.get(&call.name)?.tool.properties().level;
@@ -39,13 +23,13 @@ pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<D
     Some(reject(reason))
 }
 
-/// Decides on a call. Waits for hooks and people.
+/// Decides on a call. Waits for hooks and people. Returns the later calls that the user approved with it, too.
 pub(super) async fn decide(
     scope: &RunScope,
     resources: &SessionResources,
     call: &ToolCall,
     cancellation: &CancellationToken,
-) -> Result<CallDecision, RunError> {
+) -> Result<(Decision, Option<StandingApproval>), RunError> {
     let agent = &resources.agent;
     let before = match &agent.hooks {
         Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
@@ -56,7 +40,7 @@ pub(super) async fn decide(
     match before {
         BeforeTool::Call => {}
         BeforeTool::Ask => asks = true,
-        BeforeTool::Refuse { reason } => return Ok(Decision::Reject { reason }.into()),
+        BeforeTool::Refuse { reason } => return Ok((Decision::Reject { reason }, None)),
         BeforeTool::Edit { arguments } => {
             edited = call.clone();
             edited.arguments.clone_from(&arguments);
@@ -92,20 +76,17 @@ pub(super) async fn decide(
         None => call,
     };
     let decision = match permission {
-        Permission::Allow => return Ok(unasked.into()),
+        Permission::Allow => return Ok((unasked, None)),
         Permission::Deny => {
             let reason = format!("the user's rules deny this call. {ALTERNATIVE}");
-            return Ok(reject(reason).into());
+            return Ok((reject(reason), None));
         }
         Permission::Ask => request(scope, resources, call, made, cancellation).await,
     };
     Ok(match decision {
-        Decision::Approve => unasked.into(),
-        Decision::ApproveAlways { scope } => CallDecision {
-            decision: unasked,
-            standing: Some(standing(made, scope)),
-        },
-        other => other.into(),
+        Decision::Approve => (unasked, None),
+        Decision::ApproveAlways { scope } => (unasked, Some(standing(made, scope))),
+        other => (other, None),
     })
 }
 
@@ -146,7 +127,7 @@ async fn request(
     let user = &resources.agent.user;
     let answer = async {
         let mut standing_approvals = scope.standing_approvals.lock().await;
-        if standing_approvals.covers(made) {
+        if standing_approvals.iter().any(|it| it.covers(made)) {
             return None;
         }
         let decision = if let Some(requests) = &scope.requests {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use super::approve::{self, CallDecision};
+use super::approve;
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::budget::Account;
@@ -28,7 +28,9 @@ use crate::events;
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
-use crate::rules::{Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, tool_refused};
+use crate::rules::{
+    Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_refused,
+};
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
 use crate::time::unix_seconds;
@@ -60,7 +62,7 @@ pub(super) struct Driver {
 
 /// The result of a task that works on a call.
 enum CallEvent {
-    Decided(CallDecision),
+    Decided(Decision, Option<StandingApproval>),
     Finished(Box<CallOutcome>),
     /// A hook panicked.
     HookFailed(RunError),
@@ -200,7 +202,7 @@ impl Driver {
         match event {
             CallEvent::Finished(outcome) => self.finish_call(index, outcome),
             CallEvent::HookFailed(error) => Err(error),
-            CallEvent::Decided(CallDecision { decision, standing }) => {
+            CallEvent::Decided(decision, standing) => {
                 let Some(call) = self.calls.remove(&index) else {
                     return Ok(());
                 };
@@ -240,7 +242,10 @@ impl Driver {
         self.calls.insert(index, call);
         self.tasks.spawn(async move {
             let decided = approve::decide(&scope, &resources, &request, &cancellation).await;
-            let event = decided.map_or_else(CallEvent::HookFailed, CallEvent::Decided);
+            let event = match decided {
+                Ok((decision, standing)) => CallEvent::Decided(decision, standing),
+                Err(error) => CallEvent::HookFailed(error),
+            };
             (index, event)
         });
         Ok(())
@@ -385,7 +390,7 @@ impl Driver {
             };
             let outcome = match event {
                 CallEvent::Finished(outcome) => outcome,
-                CallEvent::Decided(_) => self.not_begun(reason),
+                CallEvent::Decided(..) => self.not_begun(reason),
                 CallEvent::HookFailed(error) => not_run(error.to_string()),
             };
             self.finish_call(index, outcome)?;

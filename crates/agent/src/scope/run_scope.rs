@@ -1,5 +1,6 @@
 //! The shared state of one run.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::approval::ApprovalRequests;
 use crate::budget::Account;
 use crate::hub::Hub;
 use crate::journal::RunStore;
-use crate::rules::{Fact, StandingApprovals};
+use crate::rules::{Fact, StandingApproval};
 use crate::skills::Skills;
 
 /// The shared state of one run. Sub-agents reach it through their [`SubAgentCall`].
@@ -32,7 +33,7 @@ pub(crate) struct RunScope {
     /// Approval requests to the holder of the top run; `None` if the holder does not answer them.
     pub(crate) requests: Option<Arc<ApprovalRequests>>,
     /// Approvals that hold for later calls of this run. Locked while the agent's user decides on a call.
-    pub(crate) standing_approvals: Mutex<StandingApprovals>,
+    pub(crate) standing_approvals: Mutex<HashSet<StandingApproval>>,
     pub(crate) skills: Option<Arc<Skills>>,
     /// The directory of the host where its files are saved.
     pub(crate) outputs: Option<OutputDir>,

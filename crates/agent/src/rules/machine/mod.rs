@@ -7,7 +7,7 @@ mod limits;
 mod space;
 mod text_answers;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use cantle_core::content::Content;
@@ -27,7 +27,7 @@ use crate::rules::ledger::LedgerFold;
 use crate::rules::overflow::OverflowCounter;
 use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
-use crate::rules::standing::StandingApprovals;
+use crate::rules::standing::StandingApproval;
 use crate::rules::turn::{CallResult, CallSlot, Turn};
 
 use self::text_answers::TextAnswerCounter;
@@ -60,7 +60,7 @@ pub(crate) struct Machine {
     repeats: RepeatCounter,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
-    standing: StandingApprovals,
+    standing: HashSet<StandingApproval>,
     /// Whether the model gave no summary when it was last asked for one.
     has_failed_summary: bool,
     /// Whether processes run in the sandbox that end with this process.
@@ -111,7 +111,7 @@ impl Machine {
             repeats: RepeatCounter::default(),
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
-            standing: StandingApprovals::default(),
+            standing: HashSet::new(),
             has_failed_summary: false,
             has_background_processes: false,
         };
@@ -154,7 +154,7 @@ impl Machine {
     }
 
     /// The approvals that hold for later calls.
-    pub(crate) fn standing_approvals(&self) -> &StandingApprovals {
+    pub(crate) fn standing_approvals(&self) -> &HashSet<StandingApproval> {
         &self.standing
     }
 
@@ -224,7 +224,7 @@ impl Machine {
                     slot.decision = Some(decision);
                 }
             }
-            Fact::ApprovedAlways(approval) => self.standing.insert(approval),
+            Fact::ApprovedAlways(approval) => _ = self.standing.insert(approval),
             Fact::TextAccepted => self.end(Ok(None)),
             Fact::TextRefused { feedback } => self.refuse_text(feedback),
             Fact::CallStarted { index, time } => {
