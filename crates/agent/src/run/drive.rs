@@ -191,7 +191,7 @@ impl Driver {
                     Some((_, state)) if is_last_turn => {
                         self.record(Fact::OutOfTime { state, call: None })?;
                     }
-                    _ => self.record_budget_notices()?,
+                    _ => self.record_budget_notices(Fact::BudgetExhausted)?,
                 }
                 self.stop_calls("The run's time was over").await
             }
@@ -365,7 +365,7 @@ impl Driver {
     }
 
     fn record_outcome(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
-        self.record_budget_notices()?;
+        self.record_budget_notices(Fact::BudgetExhausted)?;
         self.record(Fact::CallFinished { index, outcome })
     }
 
@@ -461,11 +461,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Records new budget notices.
-    pub(super) fn record_budget_notices(&mut self) -> Result<(), RunError> {
+    /// Records new budget notices; `exhausted` is the fact of an exhausted budget.
+    pub(super) fn record_budget_notices(
+        &mut self,
+        exhausted: fn(BudgetState) -> Fact,
+    ) -> Result<(), RunError> {
         for state in self.scope.budget.notices() {
             self.record(if state.is_exhausted() {
-                Fact::BudgetExhausted(state)
+                exhausted(state)
             } else {
                 Fact::BudgetNear(state)
             })?;

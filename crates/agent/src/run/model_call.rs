@@ -44,13 +44,8 @@ what was tried and does not work; what is done, what is open, and the next step.
 
 const TEXT_ONLY: &str = " Answer with text only, now.";
 
-/// A complete answer of the model.
-struct Answer {
-    completion: Completion,
-    call: ModelCall,
-    /// Start of the request, in seconds since the Unix epoch.
-    started: f64,
-}
+/// A complete answer of the model, or the fact that describes a call without one.
+type Answer = Result<(Completion, ModelCall), Box<Fact>>;
 
 /// A request to the model.
 struct Attempt {
@@ -77,12 +72,19 @@ impl Attempt {
         }
     }
 
-    /// Keeps the text of a piece of the answer, up to a limit.
-    fn keep_text(&mut self, event: &ChatEvent) {
-        if let ChatEvent::TextDelta(text) = event
-            && self.text.len() < MAX_DISCARDED_TEXT
-        {
-            self.text.push_str(text);
+    /// Counts a piece of the answer, and keeps its text up to a limit.
+    fn add(&mut self, event: &ChatEvent) {
+        let (ChatEvent::TextDelta(piece)
+        | ChatEvent::ReasoningDelta(piece)
+        | ChatEvent::ToolCallDelta {
+            arguments: piece, ..
+        }) = event
+        else {
+            return;
+        };
+        self.output_bytes += piece.len();
+        if matches!(event, ChatEvent::TextDelta(_)) && self.text.len() < MAX_DISCARDED_TEXT {
+            self.text.push_str(piece);
             let end = self.text.floor_char_boundary(MAX_DISCARDED_TEXT);
             self.text.truncate(end);
         }
@@ -93,13 +95,7 @@ impl Driver {
     /// Asks the model for a turn, and records the result.
     pub(super) async fn ask_model(&mut self, turn: u32) -> Result<(), RunError> {
         // The budget of a resumed run, or one of zero, can be exhausted before its first request.
-        for state in self.scope.budget.notices() {
-            self.record(if state.is_exhausted() {
-                Fact::BudgetExhaustedBeforeTurn(state)
-            } else {
-                Fact::BudgetNear(state)
-            })?;
-        }
+        self.record_budget_notices(Fact::BudgetExhaustedBeforeTurn)?;
         if let Some((left, state)) = self.scope.budget.time_left(LAST_TURN)
             && left.is_zero()
         {
@@ -117,14 +113,8 @@ impl Driver {
         let request = ChatRequest::new(messages, self.resources.tools.specs().clone());
         let fact = match self.call(request, true).await? {
             Err(fact) => *fact,
-            Ok(answer) => {
-                let Completion {
-                    mut message, stop, ..
-                } = answer.completion;
-                let call = answer.call;
-                let ended = answer.started + call.duration.as_secs_f64();
-                message.request_start_time = Some(answer.started);
-                message.request_end_time = Some(ended);
+            Ok((completion, call)) => {
+                let Completion { message, stop, .. } = completion;
                 let hub = &self.scope.hub;
                 hub.emit_with(|| events::model_answered(turn, &message, &stop, &call));
                 Fact::ModelAnswered {
@@ -188,10 +178,10 @@ impl Driver {
         messages.push(SharedMessage::new(Message::user(prompt)));
         let fact = match self.call(ChatRequest::new(messages, specs), false).await? {
             Err(fact) => *fact,
-            Ok(answer) => Fact::Summarized {
-                text: summary_text(&answer.completion),
+            Ok((completion, call)) => Fact::Summarized {
+                text: summary_text(&completion),
                 files: self.list_files().await,
-                call: answer.call,
+                call,
             },
         };
         self.record_answer(fact)
@@ -200,7 +190,7 @@ impl Driver {
     /// Records the fact that ends a model call.
     fn record_answer(&mut self, fact: Fact) -> Result<(), RunError> {
         self.receive_facts()?;
-        self.record_budget_notices()?;
+        self.record_budget_notices(Fact::BudgetExhausted)?;
         self.record(fact)
     }
 
@@ -241,18 +231,13 @@ impl Driver {
         }
     }
 
-    /// Calls the model. A call without an answer returns the fact that describes it. User messages
-    /// that arrive meanwhile are on disk at once.
-    async fn call(
-        &mut self,
-        request: ChatRequest,
-        emits_deltas: bool,
-    ) -> Result<Result<Answer, Box<Fact>>, RunError> {
+    /// Calls the model. User messages that arrive meanwhile are on disk at once.
+    async fn call(&mut self, request: ChatRequest, emits_deltas: bool) -> Result<Answer, RunError> {
         let span = spans::chat(&self.resources.agent.client.model().slug);
         let answered = self.stream(request, emits_deltas);
         let answered = answered.instrument(span.clone()).await?;
         match &answered {
-            Ok(answer) => spans::usage(&span, &answer.call),
+            Ok((_, call)) => spans::usage(&span, call),
             Err(fact) => match &**fact {
                 Fact::ModelFailed(failure) => spans::failed(&span, &failure.error.kind()),
                 _ => spans::failed(&span, &"Cancelled"),
@@ -265,7 +250,7 @@ impl Driver {
         &mut self,
         request: ChatRequest,
         emits_deltas: bool,
-    ) -> Result<Result<Answer, Box<Fact>>, RunError> {
+    ) -> Result<Answer, RunError> {
         let mut stream = self.resources.agent.client.stream(request);
         let mut fold = Fold::default();
         let mut attempt = Attempt::after(Duration::ZERO, None);
@@ -296,13 +281,15 @@ impl Driver {
                         if let Fact::AttemptFailed { is_last: true, .. } = fact {
                             return Ok(Err(Box::new(fact)));
                         }
-                        self.record_budget_notices()?;
+                        self.record_budget_notices(Fact::BudgetExhausted)?;
                         self.record(fact)?;
                         self.commit().await?;
                         attempt = Attempt::after(failed.delay, failed.next_model.clone());
                     }
-                    attempt.output_bytes += self.emit_delta(&event, emits_deltas);
-                    attempt.keep_text(&event);
+                    attempt.add(&event);
+                    if emits_deltas {
+                        self.emit_delta(&event);
+                    }
                     if let Some(completion) = fold.push(event) {
                         return Ok(Ok(self.answer(completion, &attempt)));
                     }
@@ -322,7 +309,7 @@ impl Driver {
         }))))
     }
 
-    fn answer(&self, completion: Completion, attempt: &Attempt) -> Answer {
+    fn answer(&self, mut completion: Completion, attempt: &Attempt) -> (Completion, ModelCall) {
         let usage = completion
             .usage
             .unwrap_or_else(|| self.estimated_usage(output_bytes(&completion.message)));
@@ -336,11 +323,10 @@ impl Driver {
         call.list_price_date.clone_from(&completion.list_price_date);
         call.served_by.clone_from(&completion.served_by);
         self.count_call(&mut call);
-        Answer {
-            completion,
-            call,
-            started: attempt.start_time,
-        }
+        let message = &mut completion.message;
+        message.request_start_time = Some(attempt.start_time);
+        message.request_end_time = Some(attempt.start_time + call.duration.as_secs_f64());
+        (completion, call)
     }
 
     /// Counts an attempt that failed. A request that the provider refused used no tokens; one that
@@ -392,25 +378,16 @@ impl Driver {
         ModelCall::new(model, purpose, TokenUsage::default(), duration)
     }
 
-    /// Emits a delta. Returns the number of output bytes in it.
-    fn emit_delta(&self, event: &ChatEvent, emits_deltas: bool) -> usize {
+    /// Emits a piece of the answer as a delta.
+    fn emit_delta(&self, event: &ChatEvent) {
         let hub = &self.scope.hub;
-        let emits_deltas = emits_deltas && hub.is_watched();
         match event {
-            ChatEvent::TextDelta(text) => {
-                if emits_deltas {
-                    hub.emit(EventKind::TextDelta { text: text.clone() });
-                }
-                text.len()
-            }
+            _ if !hub.is_watched() => {}
+            ChatEvent::TextDelta(text) => hub.emit(EventKind::TextDelta { text: text.clone() }),
             ChatEvent::ReasoningDelta(text) => {
-                if emits_deltas {
-                    hub.emit(EventKind::ReasoningDelta { text: text.clone() });
-                }
-                text.len()
+                hub.emit(EventKind::ReasoningDelta { text: text.clone() });
             }
-            ChatEvent::ToolCallDelta { arguments, .. } => arguments.len(),
-            _ => 0,
+            _ => {}
         }
     }
 
