@@ -1,7 +1,7 @@
 //! The events that follow from facts: of a run while it is driven, and of a kept run from its journal.
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use cantle_core::content::{Media, MediaKind};
 use cantle_core::event::{Event, EventKind};
@@ -73,12 +73,7 @@ impl RunStore {
     /// [`StoreErrorKind::NotFound`](crate::StoreErrorKind::NotFound), or an error of reading a journal.
     pub fn events(&self, run: RunId) -> Result<Vec<Event>, StoreError> {
         let mut events = Vec::new();
-        let origin = Origin {
-            run,
-            parent: None,
-            depth: 0,
-        };
-        JournalEvents::read(self, origin, None, &mut events)?;
+        JournalEvents::read(self, run, None, 0, &mut events)?;
         Ok(events)
     }
 
@@ -119,44 +114,43 @@ impl RunStore {
     }
 }
 
-/// The run that events belong to.
-#[derive(Clone, Copy)]
-struct Origin {
-    run: RunId,
-    parent: Option<RunId>,
-    depth: u32,
-}
-
 /// Reconstructs the events of one run.
 struct JournalEvents<'a> {
     store: &'a RunStore,
-    origin: Origin,
+    run: RunId,
+    parent: Option<RunId>,
+    depth: u32,
     machine: Machine,
     clock: WorkClock,
     /// Number of the next event.
     number: u64,
     /// Attempts at the current model call that failed.
     failed_attempts: u32,
-    /// The calls of the current turn, and whether they have started.
-    calls: Vec<(ToolCall, bool)>,
+    /// The calls of the current turn.
+    calls: Vec<ToolCall>,
     events: &'a mut Vec<Event>,
 }
 
 impl<'a> JournalEvents<'a> {
+    /// Adds the events of a run. `parent` is the run that called it as a sub-agent, with the call.
     fn read(
         store: &'a RunStore,
-        origin: Origin,
-        parent_call: Option<String>,
+        run: RunId,
+        parent: Option<(RunId, String)>,
+        depth: u32,
         events: &'a mut Vec<Event>,
     ) -> Result<(), StoreError> {
         let JournalContent {
             header, facts, end, ..
-        } = store.read(origin.run)?;
+        } = store.read(run)?;
+        let (parent, parent_call) = parent.unzip();
         let tools = Arc::new(header.tool_traits());
         let messages = header.messages.iter().cloned().map(SharedMessage::new);
         let mut journal = Self {
             store,
-            origin,
+            run,
+            parent,
+            depth,
             machine: Machine::new(header.rules.clone(), tools, messages.collect()),
             clock: WorkClock::new(header.time),
             number: 0,
@@ -177,10 +171,9 @@ impl<'a> JournalEvents<'a> {
     }
 
     fn push(&mut self, kind: EventKind) {
-        let Origin { run, parent, depth } = self.origin;
         let time = unix_time(self.clock.latest).unwrap_or(UNIX_EPOCH);
-        let mut event = Event::new(Some(self.number), run, time, kind);
-        (event.parent, event.depth) = (parent, depth);
+        let mut event = Event::new(Some(self.number), self.run, time, kind);
+        (event.parent, event.depth) = (self.parent, self.depth);
         self.number += 1;
         self.events.push(event);
     }
@@ -236,7 +229,7 @@ impl<'a> JournalEvents<'a> {
                 self.push(EventKind::UserMessage { text });
             }
             Fact::CallDecided { index, decision } => {
-                if let Some((call, _)) = self.calls.get_mut(*index)
+                if let Some(call) = self.calls.get_mut(*index)
                     && let Decision::Edit { arguments, .. } = decision
                 {
                     call.arguments.clone_from(arguments);
@@ -244,7 +237,8 @@ impl<'a> JournalEvents<'a> {
             }
             Fact::CallStarted { index, .. } => self.call_started(*index)?,
             Fact::CallFinished { index, outcome } => {
-                let finished = self.calls.get(*index).map(|(call, started)| match started {
+                let has_started = self.machine.has_started(*index);
+                let finished = self.calls.get(*index).map(|call| match has_started {
                     true => tool_finished(call, outcome),
                     false => tool_refused(call, &outcome.content.text()),
                 });
@@ -263,7 +257,7 @@ impl<'a> JournalEvents<'a> {
             });
             // The ids of its calls are unique now.
             let calls = answer.into_iter().flat_map(AssistantMessage::tool_calls);
-            self.calls = calls.map(|call| (call.clone(), false)).collect();
+            self.calls = calls.cloned().collect();
         }
         if is_resumed {
             let turns = self.machine.turns();
@@ -273,24 +267,18 @@ impl<'a> JournalEvents<'a> {
     }
 
     fn call_started(&mut self, index: usize) -> Result<(), StoreError> {
-        let Some((call, started)) = self.calls.get_mut(index) else {
+        let Some(call) = self.calls.get(index).cloned() else {
             return Ok(());
         };
-        let was_started = std::mem::replace(started, true);
-        let call = call.clone();
         self.push(tool_started(&call));
         // The journal of a sub-agent continues when its call does.
-        if was_started || self.origin.depth >= MAX_DEPTH {
+        if self.machine.has_started(index) || self.depth >= MAX_DEPTH {
             return Ok(());
         }
-        let store = self.store.of_call(self.origin.run, &call.id);
+        let store = self.store.of_call(self.run, &call.id);
         for run in store.list()?.0 {
-            let origin = Origin {
-                run: run.run,
-                parent: Some(self.origin.run),
-                depth: self.origin.depth + 1,
-            };
-            JournalEvents::read(&store, origin, Some(call.id.clone()), self.events)?;
+            let parent = Some((self.run, call.id.clone()));
+            JournalEvents::read(&store, run.run, parent, self.depth + 1, self.events)?;
         }
         Ok(())
     }
