@@ -111,24 +111,18 @@ pub enum UserDirectory {
     InPlace(String),
 }
 
-/// The files in the working directory when a run begins.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Files<'a> {
-    pub(crate) inputs: &'a [String],
-    /// The user's directory that the run works on.
-    pub(crate) user_directory: Option<&'a UserDirectory>,
-}
-
 /// Whether a character can't end the block or a line of it.
 fn is_plain(c: &char) -> bool {
     !c.is_control() && !matches!(c, '<' | '>')
 }
 
-/// Returns the lines of the block.
+/// Returns the lines of the block. `inputs` are the files in the working directory when the run begins, and
+/// `user_directory` is the one that it works on.
 pub(crate) fn lines(
     turns: u32,
     sandbox: Option<(&dyn Sandbox, &SandboxFacts)>,
-    files: Files<'_>,
+    inputs: &[String],
+    user_directory: Option<&UserDirectory>,
 ) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
     let mut lines = format!(
@@ -151,7 +145,7 @@ pub(crate) fn lines(
         let chars = directory.chars().filter(is_plain);
         chars.take(MAX_FACT_CHARS).collect()
     };
-    let title = match files.user_directory {
+    let title = match user_directory {
         Some(UserDirectory::InPlace(directory)) => {
             let directory = plain(directory);
             let _ = writeln!(
@@ -175,10 +169,10 @@ pub(crate) fn lines(
         }
         None => "Input files",
     };
-    if !files.inputs.is_empty() {
-        let count = files.inputs.len();
+    if !inputs.is_empty() {
+        let count = inputs.len();
         let _ = writeln!(lines, "{title} ({count}), in the working directory:");
-        tree::write(files.inputs, &mut lines);
+        tree::write(inputs, &mut lines);
     }
     lines
 }

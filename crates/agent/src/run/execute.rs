@@ -216,11 +216,8 @@ impl RunTask {
             None => None,
         };
         let turns = resources.agent.rules.max_turns;
-        let files = environment::Files {
-            inputs: &resources.input_files,
-            user_directory: resources.runs.user_directory.as_ref(),
-        };
-        let lines = environment::lines(turns, facts, files);
+        let user_directory = resources.runs.user_directory.as_ref();
+        let lines = environment::lines(turns, facts, &resources.input_files, user_directory);
         message::environment::describe(&lines, task)
     }
 

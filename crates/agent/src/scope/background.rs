@@ -97,13 +97,13 @@ impl BackgroundState {
 }
 
 impl BackgroundAgent {
-    fn ended(record: BackgroundAgentRecord, result: Option<String>) -> Self {
+    fn new(record: BackgroundAgentRecord) -> Self {
         Self {
             record,
             cancellation: CancellationToken::new(),
             progress: Arc::default(),
             waiting_calls: 0,
-            result,
+            result: None,
         }
     }
 
@@ -137,7 +137,8 @@ impl Background {
         let mut state = self.state.lock();
         state.next_number = state.next_number.max(record.number + 1);
         if result.is_some() {
-            let agent = BackgroundAgent::ended(record.clone(), result);
+            let mut agent = BackgroundAgent::new(record.clone());
+            agent.result = result;
             state.agents.insert(record.number, agent);
         }
     }
@@ -188,17 +189,12 @@ impl Background {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let cancellation = self.cancellation.child_token();
-        let work = work(cancellation.clone());
-        let mut state = self.state.lock();
         let number = record.number;
-        let agent = BackgroundAgent {
-            record,
-            cancellation,
-            progress,
-            waiting_calls: 0,
-            result: None,
-        };
+        let mut agent = BackgroundAgent::new(record);
+        agent.cancellation = self.cancellation.child_token();
+        agent.progress = progress;
+        let work = work(agent.cancellation.clone());
+        let mut state = self.state.lock();
         state.agents.insert(number, agent);
         state.tasks.spawn(work);
     }
@@ -211,7 +207,7 @@ impl Background {
         report: Option<SubAgentReport>,
     ) {
         let number = record.number;
-        let agent = BackgroundAgent::ended(record, None);
+        let agent = BackgroundAgent::new(record);
         self.state.lock().agents.insert(number, agent);
         self.ended(number, result, report);
     }

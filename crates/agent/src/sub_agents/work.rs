@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::options::SubAgent;
 use super::render;
 use crate::journal::{JournalContent, KeptStatus, RunStore, StoreError};
-use crate::run::{Outcome, Run};
+use crate::run::{Outcome, Run, RunOptions};
 use crate::scope::{ParentRun, SubAgentCall, SubAgentReport};
 use crate::session::{ResumeOptions, Session, SessionOptions};
 
@@ -118,12 +118,18 @@ impl SubAgent {
         Some(ToolOutput::failure(render::failure(&reason)))
     }
 
-    fn parent(&self, call: &SubAgentCall, cx: &ToolContext) -> ParentRun {
-        ParentRun {
-            scope: Arc::clone(&call.scope),
-            call_id: call.call_id.clone(),
-            sandbox: cx.sandbox.clone(),
-            shares_sandbox: self.shares_sandbox,
+    fn run_options(&self, call: &SubAgentCall, cx: &ToolContext) -> RunOptions {
+        RunOptions {
+            budget: self.budget,
+            principal: cx.principal.clone(),
+            progress: Some(Arc::clone(&cx.progress)),
+            parent: Some(ParentRun {
+                scope: Arc::clone(&call.scope),
+                call_id: call.call_id.clone(),
+                sandbox: cx.sandbox.clone(),
+                shares_sandbox: self.shares_sandbox,
+            }),
+            ..RunOptions::default()
         }
     }
 
@@ -135,13 +141,12 @@ impl SubAgent {
         cx: &ToolContext,
         note: Value,
     ) -> Result<SubAgentWork, SubAgentResult> {
-        let mut options = SessionOptions::default().budget(self.budget);
-        options.runs.parent = Some(self.parent(call, cx));
-        options.runs.principal.clone_from(&cx.principal);
-        options.runs.progress = Some(Arc::clone(&cx.progress));
-        if let Some(store) = call.store() {
-            options = options.kept_in(store, note);
-        }
+        let options = SessionOptions {
+            runs: self.run_options(call, cx),
+            store: call.store(),
+            note,
+            ..SessionOptions::default()
+        };
         let session = self.agent.session(options).await;
         let mut session = session.map_err(|error| SubAgentResult::not_begun(&error.to_string()))?;
         if !self.shares_sandbox {
@@ -166,10 +171,10 @@ impl SubAgent {
         let Some(store) = call.store() else {
             return Err(SubAgentResult::not_begun("its journal is gone"));
         };
-        let mut options = ResumeOptions::default().budget(self.budget);
-        options.runs.parent = Some(self.parent(call, cx));
-        options.runs.principal.clone_from(&cx.principal);
-        options.runs.progress = Some(Arc::clone(&cx.progress));
+        let options = ResumeOptions {
+            runs: self.run_options(call, cx),
+            ..ResumeOptions::default()
+        };
         let session = match self.agent.resume(&store, run, options).await {
             Ok(session) => session,
             Err(error) => {
