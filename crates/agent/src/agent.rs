@@ -255,18 +255,17 @@ impl AgentBuilder {
     pub fn build(self) -> Result<Agent, InvalidAgent> {
         let definition = self.definition;
         if !is_valid_name(&definition.name, 128) {
-            return Err(InvalidAgent::new(format!(
+            return Err(InvalidAgent(format!(
                 "the agent's name `{}` must be 1 to 128 letters, digits, `_` or `-`",
                 definition.name
             )));
         }
         if definition.finish_tools.is_empty() {
-            return Err(InvalidAgent::new(
-                "an agent needs at least one finish tool; `Finish` is the usual one",
-            ));
+            let message = "an agent needs at least one finish tool; `Finish` is the usual one";
+            return Err(InvalidAgent(message.to_owned()));
         }
         if definition.rules.max_turns == 0 {
-            return Err(InvalidAgent::new("max_turns must be at least 1"));
+            return Err(InvalidAgent("max_turns must be at least 1".to_owned()));
         }
         let sandboxes: Vec<_> = definition
             .providers
@@ -275,13 +274,13 @@ impl AgentBuilder {
             .map(|provider| provider.name())
             .collect();
         if sandboxes.len() > 1 {
-            return Err(InvalidAgent::new(format!(
+            return Err(InvalidAgent(format!(
                 "an agent has at most one sandbox, but several providers open one: {}",
                 sandboxes.join(", ")
             )));
         }
         let tools = definition.tools.iter().map(|it| &it.tool);
-        check_names(tools.chain(&definition.finish_tools)).map_err(InvalidAgent::new)?;
+        check_names(tools.chain(&definition.finish_tools)).map_err(InvalidAgent)?;
         Ok(Agent(Arc::new(definition)))
     }
 }

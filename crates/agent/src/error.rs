@@ -13,18 +13,8 @@ use crate::resource::Resource;
 
 /// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct InvalidAgent {
-    message: String,
-}
-
-impl InvalidAgent {
-    pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-        }
-    }
-}
+#[error("{0}")]
+pub struct InvalidAgent(pub(crate) String);
 
 /// An error of opening, using or closing a session.
 #[derive(Debug)]

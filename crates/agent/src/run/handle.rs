@@ -11,6 +11,7 @@ use cantle_core::ids::RunId;
 use cantle_core::message::SharedMessage;
 use cantle_core::tool::Decision;
 use futures_core::Stream;
+use futures_util::StreamExt as _;
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tokio_util::sync::DropGuard;
 use tokio_util::task::AbortOnDropHandle;
@@ -102,7 +103,7 @@ impl RunControl {
 impl Run {
     /// Returns the next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
-        std::future::poll_fn(|cx| Pin::new(&mut self.events).poll_next(cx)).await
+        self.events.next().await
     }
 
     /// Starts a run. It holds the lock of the session's history until it ends.
@@ -195,6 +196,6 @@ impl Stream for Run {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        Pin::new(&mut self.events).poll_next(cx)
+        self.events.poll_next_unpin(cx)
     }
 }

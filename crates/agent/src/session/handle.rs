@@ -80,11 +80,10 @@ impl Session {
             runs,
         };
         let mut session = OpenSession::open(&agent, &request).await?;
-        let history = histories::answer_open_calls(history)
-            .into_iter()
-            .enumerate()
-            .filter(|(index, message)| *index > 0 || !matches!(message, Message::System(_)))
-            .map(|(_, message)| SharedMessage::new(message));
+        let history = histories::answer_open_calls(history);
+        let has_system = matches!(history.first(), Some(Message::System(_)));
+        let history = history.into_iter().skip(usize::from(has_system));
+        let history = history.map(SharedMessage::new);
         session.resources.history = Arc::new(tokio::sync::Mutex::new(history.collect()));
         if let Some(store) = store {
             session = session.keep(store, note, 0).await?;
