@@ -53,6 +53,7 @@ pub(crate) struct End {
 /// The files that a finish call named.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeliveredFiles {
+    #[serde(deserialize_with = "saved_files")]
     pub(crate) saved: Vec<DeliveredFile>,
     #[serde(deserialize_with = "refused_files")]
     pub(crate) refused: Vec<RefusedFile>,
@@ -80,7 +81,6 @@ impl From<&SavedOutputs> for DeliveredFiles {
 
 /// A file that was saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "DeliveredFileRecord")]
 pub(crate) struct DeliveredFile {
     /// The path that the model named.
     pub(crate) source: String,
@@ -89,51 +89,38 @@ pub(crate) struct DeliveredFile {
     pub(crate) size_bytes: u64,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DeliveredFileRecord {
-    /// The form of version 0.1.0.
-    Name(String),
-    File {
-        source: String,
-        path: String,
-        size_bytes: u64,
-    },
-}
-
-impl From<DeliveredFileRecord> for DeliveredFile {
-    fn from(record: DeliveredFileRecord) -> Self {
-        let (source, path, size_bytes) = match record {
-            DeliveredFileRecord::Name(source) => (source, String::new(), 0),
-            DeliveredFileRecord::File {
-                source,
-                path,
-                size_bytes,
-            } => (source, path, size_bytes),
-        };
-        Self {
-            source,
-            path,
-            size_bytes,
-        }
-    }
+/// Reads saved files. Version 0.1.0 wrote each as `SOURCE`.
+fn saved_files<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<DeliveredFile>, D::Error> {
+    files(from, |text| DeliveredFile {
+        source: text.to_owned(),
+        path: String::new(),
+        size_bytes: 0,
+    })
 }
 
 /// Reads refused files. Earlier versions wrote each as `SOURCE: REASON`.
-fn refused_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RefusedFile>, D::Error> {
+fn refused_files<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RefusedFile>, D::Error> {
+    files(from, |text| {
+        let (source, reason) = text.split_once(": ").unwrap_or((text, ""));
+        RefusedFile::new(source, reason)
+    })
+}
+
+/// Reads files, of which earlier versions wrote a text.
+fn files<'de, D: Deserializer<'de>, F: Deserialize<'de>>(
+    from: D,
+    parse: impl Fn(&str) -> F,
+) -> Result<Vec<F>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Record {
+    enum Record<F> {
         Text(String),
-        File(RefusedFile),
+        File(F),
     }
 
-    let records = Vec::<Record>::deserialize(deserializer)?.into_iter();
+    let records = Vec::<Record<F>>::deserialize(from)?.into_iter();
     let files = records.map(|record| match record {
-        Record::Text(text) => {
-            let (source, reason) = text.split_once(": ").unwrap_or((&text, ""));
-            RefusedFile::new(source, reason)
-        }
+        Record::Text(text) => parse(&text),
         Record::File(file) => file,
     });
     Ok(files.collect())

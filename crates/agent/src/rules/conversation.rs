@@ -235,14 +235,10 @@ fn images(message: &Message) -> ImageBounds {
         Message::Tool(message) => &message.content,
         Message::System(_) | Message::Assistant(_) => return ImageBounds::default(),
     };
-    let mut images = ImageBounds::default();
-    for media in content.media() {
-        images += ImageBounds {
-            count: 1,
-            bytes: media.data().len(),
-        };
+    ImageBounds {
+        count: content.media().count(),
+        bytes: content.media().map(|media| media.data().len()).sum(),
     }
-    images
 }
 
 fn remove_media(content: &mut Content) {

@@ -36,10 +36,8 @@ impl OverflowCounter {
 pub(super) fn latest_turn(messages: &[SharedMessage], first_own: usize) -> Option<usize> {
     let summary = messages.iter().rposition(|message| is_summary(message));
     let boundary = summary.map_or(0, |at| at + 1).max(first_own);
-    let mut turns = messages.iter().enumerate().skip(boundary).rev();
-    let mut turns = turns
-        .by_ref()
-        .filter(|(_, message)| matches!(***message, Message::Assistant(_)));
+    let own = messages.iter().enumerate().skip(boundary).rev();
+    let mut turns = own.filter(|(_, message)| matches!(***message, Message::Assistant(_)));
     let (at, _) = turns.next()?;
     turns.next()?;
     let before = at.checked_sub(1).and_then(|before| messages.get(before));

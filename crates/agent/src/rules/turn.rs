@@ -39,8 +39,6 @@ pub(super) struct Turn {
     /// Indices of calls that have not been handed out, in the order in which they will be.
     waiting: VecDeque<usize>,
     running: usize,
-    /// Indices of refused calls that [`Turn::take_refused`] has not returned yet.
-    refused: Vec<usize>,
 }
 
 /// One call of a turn.
@@ -97,7 +95,6 @@ impl Turn {
             calls: calls.collect(),
             waiting: VecDeque::new(),
             running: 0,
-            refused: Vec::new(),
         };
         turn.refuse_unknown(tools);
         turn.refuse_excess();
@@ -105,23 +102,16 @@ impl Turn {
         if let Some(reason) = only_finish {
             turn.refuse_ordinary(reason);
         }
-        let refused = turn.calls.iter().enumerate();
-        let refused = refused.filter(|(_, slot)| !slot.is_open());
-        turn.refused = refused.map(|(index, _)| index).collect();
         turn.waiting = turn.execution_order();
         turn
     }
 
-    /// Returns the calls that were refused since the last time, with their answers.
-    pub(super) fn take_refused(&mut self) -> Vec<(Arc<ToolCall>, String)> {
-        let refused = std::mem::take(&mut self.refused).into_iter();
-        let slots = refused.filter_map(|index| self.calls.get(index));
-        slots
-            .filter_map(|slot| match &slot.result {
-                CallResult::Refused(text) => Some((Arc::clone(&slot.call), text.clone())),
-                _ => None,
-            })
-            .collect()
+    /// Returns the calls that were refused, with their answers.
+    pub(super) fn refused(&self) -> impl Iterator<Item = (&ToolCall, &str)> {
+        self.calls.iter().filter_map(|slot| match &slot.result {
+            CallResult::Refused(text) => Some((&*slot.call, text.as_str())),
+            _ => None,
+        })
     }
 
     /// The name of the tool that a call calls.
@@ -263,14 +253,16 @@ impl Turn {
         self.waiting = self.execution_order();
     }
 
-    /// Answers the calls that have not started with this text.
-    pub(super) fn refuse_waiting(&mut self, text: &str) {
+    /// Answers the calls that have not started with this text, and returns them.
+    pub(super) fn refuse_waiting(&mut self, text: &str) -> Vec<Arc<ToolCall>> {
+        let mut refused = Vec::new();
         for index in std::mem::take(&mut self.waiting) {
             if let Some(slot) = self.calls.get_mut(index) {
                 slot.result = CallResult::Refused(text.to_owned());
-                self.refused.push(index);
+                refused.push(Arc::clone(&slot.call));
             }
         }
+        refused
     }
 
     /// The results; calls without one get a text that says why.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cantle_core::event::{EventKind, Finish};
-use cantle_core::ledger::Ledger;
 use cantle_core::message::ToolCall;
 use cantle_core::tool::{Decision, Progress, ToolContext};
 use futures_util::future::join_all;
@@ -339,7 +338,11 @@ impl Driver {
         if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
             // It ends after the run is resumed.
             if outcome.suspended {
-                return self.suspend_call(index, &call.name, outcome.sub_agent);
+                if let Some(ledger) = outcome.sub_agent {
+                    let tool = call.name.clone();
+                    self.record(Fact::SubAgentSuspended { tool, ledger })?;
+                }
+                return self.record(Fact::CallSuspended { index });
             }
             let has_started = self.machine.has_started(index);
             self.scope.hub.emit_with(|| match has_started {
@@ -348,20 +351,6 @@ impl Driver {
             });
         }
         self.record_outcome(index, outcome)
-    }
-
-    /// Records a call that stopped with the run and continues with it.
-    fn suspend_call(
-        &mut self,
-        index: usize,
-        tool: &str,
-        ledger: Option<Box<Ledger>>,
-    ) -> Result<(), RunError> {
-        if let Some(ledger) = ledger {
-            let tool = tool.to_owned();
-            self.record(Fact::SubAgentSuspended { tool, ledger })?;
-        }
-        self.record(Fact::CallSuspended { index })
     }
 
     fn record_outcome(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {

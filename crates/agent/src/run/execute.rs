@@ -227,24 +227,22 @@ impl RunTask {
         task: String,
         messages: &[SharedMessage],
     ) -> Result<Journal, RunError> {
+        let resources = &self.resources;
+        let sandbox = resources.sandbox.as_ref();
         let header = Header {
             version: VERSION,
             run: self.scope.run,
             time: unix_seconds(),
-            identity: self.resources.identity(),
+            identity: resources.identity(),
             note: kept.note.clone(),
-            rules: self.resources.agent.rules.clone(),
+            rules: resources.agent.rules.clone(),
             task,
-            input_files: self.resources.input_files.clone(),
-            skill_files: self.resources.skill_files.clone(),
+            input_files: resources.input_files.clone(),
+            skill_files: resources.skill_files.clone(),
             sandbox: kept.sandbox.clone(),
-            tools: self.resources.tools.ordered_traits(),
-            sandbox_info: self
-                .resources
-                .sandbox
-                .as_ref()
-                .map(|sandbox| sandbox.info().clone()),
-            warnings: self.resources.warnings.clone(),
+            tools: resources.tools.ordered_traits(),
+            sandbox_info: sandbox.map(|sandbox| sandbox.info().clone()),
+            warnings: resources.warnings.clone(),
             messages: messages.iter().map(|message| (**message).clone()).collect(),
         };
         let journal = kept.store.begin(header).await;

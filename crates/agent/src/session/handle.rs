@@ -154,7 +154,7 @@ impl Session {
         if header.sandbox.is_none() && session.has_own_sandbox() {
             if !fresh_sandbox {
                 // The first error is the one to report.
-                let _ = session.close().await;
+                let _ = session.sets.close().await;
                 let message = format!(
                     "the sandbox of run {run} did not outlive the program, and the files in it are \
                      gone; it can go on only in a fresh one"
@@ -233,7 +233,7 @@ impl Session {
             runs: RunOptions::default(),
         };
         match OpenSession::open(agent, &request).await {
-            Ok(session) => session.close().await,
+            Ok(session) => session.sets.close().await,
             Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error),
         }

@@ -108,11 +108,6 @@ impl OpenSession {
         self.resources.sandbox.is_some() && !parent.is_some_and(|parent| parent.shares_sandbox)
     }
 
-    /// Closes everything.
-    pub(super) async fn close(self) -> Result<(), SessionError> {
-        self.sets.close().await
-    }
-
     /// Closes everything but what outlives the process, after an error.
     pub(super) async fn suspend(self) {
         // The first error is the one to report.

@@ -107,8 +107,9 @@ impl Machine {
     /// Refuses the calls of the turn that have not started.
     pub(super) fn refuse_waiting(&mut self, text: &str) {
         if let Some(mut turn) = self.take_turn() {
-            turn.refuse_waiting(text);
-            self.report_refused(&mut turn);
+            for call in turn.refuse_waiting(text) {
+                self.refused(&call, text);
+            }
             self.activity = Activity::Calling(turn);
             self.end_turn_if_done();
         }

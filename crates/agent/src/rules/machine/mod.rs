@@ -325,7 +325,9 @@ impl Machine {
             self.actions.push_back(Action::AcceptText { finish });
             return;
         }
-        self.report_refused(&mut turn);
+        for (call, text) in turn.refused() {
+            self.refused(call, text);
+        }
         turn.start_calls(&mut self.actions);
         self.activity = Activity::Calling(turn);
         self.end_turn_if_done();
@@ -562,12 +564,6 @@ impl Machine {
         for call in calls {
             let message = ToolMessage::new(&call, text.clone());
             self.conversation.push(message.into());
-            self.refused(&call, &text);
-        }
-    }
-
-    fn report_refused(&mut self, turn: &mut Turn) {
-        for (call, text) in turn.take_refused() {
             self.refused(&call, &text);
         }
     }
