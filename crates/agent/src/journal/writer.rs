@@ -126,12 +126,7 @@ impl JournalFile {
         let mut lines = Vec::new();
         for line in waiting {
             following -= 1;
-            let mut line = line.finish(&self.media, Seal { batch, following })?;
-            if lines.is_empty() {
-                lines = line;
-            } else {
-                lines.append(&mut line);
-            }
+            lines.append(&mut line.finish(&self.media, Seal { batch, following })?);
         }
         (&self.file).write_all(&lines)?;
         self.file.sync_data()

@@ -3,7 +3,7 @@
 //! Every fact is in the journal before it is applied, and on disk before anything that follows from
 //! it is done.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub(super) struct Driver {
     calls_token: CancellationToken,
     tasks: JoinSet<(usize, CallEvent)>,
     /// Calls that are being decided on or run, by their index in the turn.
-    calls: HashMap<usize, RunningCall>,
+    calls: BTreeMap<usize, RunningCall>,
     /// Calls that start as soon as the facts so far are on disk.
     ready: Vec<(usize, RunningCall)>,
 }
@@ -83,7 +83,7 @@ impl Driver {
             journal,
             facts,
             tasks: JoinSet::new(),
-            calls: HashMap::new(),
+            calls: BTreeMap::new(),
             ready: Vec::new(),
         }
     }
@@ -386,7 +386,7 @@ impl Driver {
         }
         self.tasks.shutdown().await;
         self.calls_token = self.scope.ending.cancellation.child_token();
-        let mut abandoned: Vec<_> = self
+        let abandoned: Vec<_> = self
             .calls
             .iter()
             .map(|(index, call)| {
@@ -399,7 +399,6 @@ impl Driver {
                 (*index, Box::new(outcome))
             })
             .collect();
-        abandoned.sort_unstable_by_key(|(index, _)| *index);
         for (index, outcome) in abandoned {
             self.finish_call(index, outcome)?;
         }

@@ -210,8 +210,7 @@ impl Driver {
 
     /// Returns the fact of a failed attempt.
     fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
-        let entry = self.model_call(CallPurpose::Failed, attempt);
-        let call = self.wasted_call(entry, attempt, failed.kind, failed.usage);
+        let call = self.wasted_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
         self.scope.hub.emit(EventKind::ModelRetry {
             attempt: failed.attempt + 1,
             after: failed.delay,
@@ -301,8 +300,7 @@ impl Driver {
             }
         };
         let (kind, usage) = (failure.kind(), failure.usage());
-        let entry = self.model_call(CallPurpose::Failed, &attempt);
-        let call = self.wasted_call(entry, &attempt, kind, usage);
+        let call = self.wasted_call(CallPurpose::Failed, &attempt, kind, usage);
         Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
             error: Arc::new(failure),
             call,
@@ -333,11 +331,12 @@ impl Driver {
     /// timed out or was interrupted was read.
     fn wasted_call(
         &self,
-        mut call: ModelCall,
+        purpose: CallPurpose,
         attempt: &Attempt,
         kind: LlmErrorKind,
         reported: Option<TokenUsage>,
     ) -> ModelCall {
+        let mut call = self.model_call(purpose, attempt);
         let was_read = matches!(kind, LlmErrorKind::Timeout | LlmErrorKind::Interrupted);
         call.usage = match reported.filter(|usage| usage.total() > 0) {
             // The output is mostly reported at the end.
@@ -361,8 +360,8 @@ impl Driver {
         if attempt.started > Instant::now() {
             return None;
         }
-        let entry = self.model_call(CallPurpose::Cancelled, attempt);
-        Some(self.wasted_call(entry, attempt, LlmErrorKind::Interrupted, None))
+        let (purpose, kind) = (CallPurpose::Cancelled, LlmErrorKind::Interrupted);
+        Some(self.wasted_call(purpose, attempt, kind, None))
     }
 
     fn estimated_usage(&self, output_bytes: usize) -> TokenUsage {

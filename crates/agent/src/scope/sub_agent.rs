@@ -95,7 +95,6 @@ impl SubAgentCall {
     }
 
     pub(crate) fn take_report(&self) -> Option<SubAgentReport> {
-        let mut report = self.report.lock();
-        report.take()
+        self.report.lock().take()
     }
 }
