@@ -89,9 +89,15 @@ impl Progress {
                 }
             }
             EventKind::HistorySummarized {
-                usage, cost_usd, ..
+                usage,
+                usage_estimated,
+                cost_usd,
+                duration,
+                ..
             } => {
-                let call = state.model_call(event.run, CallPurpose::Summary, *usage, *cost_usd);
+                let mut call = state.model_call(event.run, CallPurpose::Summary, *usage, *cost_usd);
+                call.duration = *duration;
+                call.estimated = *usage_estimated;
                 state.ledger.model_calls.push(call);
             }
             EventKind::ModelRetry {
@@ -202,7 +208,9 @@ mod tests {
             replaced: 2,
             text: String::new(),
             usage: usage(4),
+            usage_estimated: true,
             cost_usd: Some(1.0),
+            duration: Duration::from_secs(2),
         };
         let events = [
             (run, started("large")),
@@ -231,6 +239,8 @@ mod tests {
             ("large", Turn, 5),
         ];
         assert_eq!(calls, expected);
+        let summary = &ledger.model_calls[3];
+        assert_eq!((summary.estimated, summary.duration.as_secs()), (true, 2));
         assert_eq!(ledger.cost_usd(), Some(5.0));
     }
 }

@@ -155,9 +155,15 @@ pub enum EventKind {
         /// Token usage of the model call that wrote it.
         #[serde(default)]
         usage: TokenUsage,
+        /// Whether `usage` is an estimate because the provider reported none.
+        #[serde(default)]
+        usage_estimated: bool,
         /// Cost of that call in US dollars, if known.
         #[serde(default)]
         cost_usd: Option<f64>,
+        /// Elapsed time of that call.
+        #[serde(rename = "duration_s", default, with = "crate::seconds")]
+        duration: Duration,
     },
     /// An interrupted run was resumed.
     RunResumed {

@@ -170,8 +170,14 @@ impl RunView {
                 (usage, cost_usd)
             }
             EventKind::HistorySummarized {
-                usage, cost_usd, ..
-            } => (usage, cost_usd),
+                usage,
+                usage_estimated,
+                cost_usd,
+                ..
+            } => {
+                self.estimated |= usage_estimated;
+                (usage, cost_usd)
+            }
             _ => return,
         };
         self.usage += *usage;

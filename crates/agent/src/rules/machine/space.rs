@@ -41,8 +41,7 @@ impl Machine {
 
     pub(super) fn summarized(&mut self, text: &str, files: &[String], mut call: ModelCall) {
         call.purpose = CallPurpose::Summary;
-        let (usage, cost_usd) = (call.usage, call.cost_usd);
-        self.ledger.model_call(call);
+        self.ledger.model_call(call.clone());
         let Activity::Summarizing(attempt) = self.activity else {
             return;
         };
@@ -63,8 +62,10 @@ impl Machine {
             self.emit(EventKind::HistorySummarized {
                 replaced,
                 text: text.to_owned(),
-                usage,
-                cost_usd,
+                usage: call.usage,
+                usage_estimated: call.estimated,
+                cost_usd: call.cost_usd,
+                duration: call.duration,
             });
         }
         self.ask();

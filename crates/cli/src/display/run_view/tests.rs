@@ -306,7 +306,9 @@ fn status_displays_costs_and_how_they_are_known() {
             answer: 20,
             ..TokenUsage::default()
         },
+        usage_estimated: false,
         cost_usd: Some(0.125),
+        duration: Duration::from_secs(1),
     };
     let displayed = [
         costing(0.25, false, false),
