@@ -286,19 +286,18 @@ impl RunStore {
         JournalContent::read(&mut self.open_journal(run)?, &self.run_directory(run))
     }
 
-    /// Returns the background sub-agents that a run started, in order.
+    /// Returns the background sub-agents that a run started, in order, and the errors of unreadable sub-agents.
     pub(crate) fn background_agents(
         &self,
         run: RunId,
-    ) -> Result<Vec<BackgroundAgentRecord>, StoreError> {
-        let mut records = Vec::new();
-        for directory in sub_agent_directories(&self.run_directory(run))? {
-            for run in Self::new(directory).list()?.0 {
-                records.extend(BackgroundAgentRecord::from_note(&run.note));
-            }
-        }
-        records.sort_by_key(|record: &BackgroundAgentRecord| record.number);
-        Ok(records)
+    ) -> (Vec<BackgroundAgentRecord>, Vec<StoreError>) {
+        let (runs, unreadable) = sub_agents(&self.run_directory(run));
+        let records = runs.iter().map(|run| &run.note);
+        let mut records: Vec<_> = records
+            .filter_map(BackgroundAgentRecord::from_note)
+            .collect();
+        records.sort_by_key(|record| record.number);
+        (records, unreadable)
     }
 
     /// Opens the journal of a run for resuming, and cuts off incomplete lines.
@@ -337,21 +336,7 @@ impl LockedRun {
 impl KeptRun {
     /// Returns the kept runs of sub-agents, and the errors of unreadable ones. Blocks.
     pub fn sub_agents(&self) -> (Vec<Self>, Vec<StoreError>) {
-        let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
-        let directories = sub_agent_directories(&self.directory).unwrap_or_else(|error| {
-            unreadable.push(error);
-            Vec::new()
-        });
-        for directory in directories {
-            match RunStore::new(directory).list() {
-                Ok((listed, errors)) => {
-                    runs.extend(listed);
-                    unreadable.extend(errors);
-                }
-                Err(error) => unreadable.push(error),
-            }
-        }
-        (runs, unreadable)
+        sub_agents(&self.directory)
     }
 }
 
@@ -366,14 +351,27 @@ fn has_begun(directory: &Path) -> bool {
     read.is_err() || first.ends_with(b"\n")
 }
 
-/// Returns the directories of a run's sub-agent stores.
-fn sub_agent_directories(run_directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
+/// Returns the kept runs of a run's sub-agents, and the errors of unreadable ones.
+fn sub_agents(run_directory: &Path) -> (Vec<KeptRun>, Vec<StoreError>) {
+    let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
     let directory = run_directory.join(SUB_AGENTS);
-    match fs::read_dir(&directory) {
-        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(StoreError::io("read", &directory, &error)),
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            unreadable.push(StoreError::io("read", &directory, &error));
+            None
+        }
+        entries => entries.ok(),
+    };
+    for entry in entries.into_iter().flatten().flatten() {
+        match RunStore::new(entry.path()).list() {
+            Ok((listed, errors)) => {
+                runs.extend(listed);
+                unreadable.extend(errors);
+            }
+            Err(error) => unreadable.push(error),
+        }
     }
+    (runs, unreadable)
 }
 
 fn not_found(run: RunId) -> StoreError {

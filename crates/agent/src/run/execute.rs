@@ -25,7 +25,8 @@ use super::tool_call::scale_images;
 use crate::environment::{self, SandboxFacts};
 use crate::error::{RunError, RunErrorKind};
 use crate::journal::{
-    BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, VERSION,
+    BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, StoreErrorKind,
+    VERSION,
 };
 use crate::prompt;
 use crate::rules::{Fact, Machine, NewSandbox, RunEnd};
@@ -306,9 +307,14 @@ impl RunTask {
         };
         let run = self.scope.run;
         let records = tokio::task::spawn_blocking(move || store.background_agents(run)).await;
-        let mut records = records
-            .map_err(|error| RunError::journal(&error))?
-            .map_err(|error| RunError::journal(&error))?;
+        let (mut records, unreadable) = records.map_err(|error| RunError::journal(&error))?;
+        for error in unreadable {
+            if error.kind() == StoreErrorKind::Io {
+                return Err(RunError::journal(&error));
+            }
+            let message = format!("The journal of a sub-agent can't be read: {error}");
+            self.scope.hub.emit(EventKind::Warning { message });
+        }
         records.retain(|record| {
             let result = facts.iter().find_map(|fact| match fact {
                 Fact::SubAgentEnded(ended) if ended.id == record.id => Some(ended.result.clone()),

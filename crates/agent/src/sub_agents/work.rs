@@ -71,7 +71,12 @@ pub(super) async fn find_earlier_run(call: &SubAgentCall) -> Result<EarlierRun, 
 
 /// Finds a call's run; `None` while another process works on it.
 fn find_in(store: &RunStore) -> Result<Option<EarlierRun>, StoreError> {
-    let Some(run) = store.list()?.0.into_iter().next() else {
+    let (runs, unreadable) = store.list()?;
+    // A call that begins anew would repeat the effects of a damaged journal.
+    if let Some(error) = unreadable.into_iter().next() {
+        return Err(error);
+    }
+    let Some(run) = runs.into_iter().next() else {
         return Ok(Some(EarlierRun::Nothing));
     };
     Ok(match run.status {
@@ -366,4 +371,20 @@ async fn copy_inputs(
         "these input files could not be copied, so it did not begin: {}",
         problems.join("; ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_whose_journal_is_damaged_does_not_begin_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = RunStore::new(directory.path());
+        assert!(matches!(find_in(&store), Ok(Some(EarlierRun::Nothing))));
+        let run = store.run_directory(RunId::new());
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("journal.jsonl"), "{}\n").unwrap();
+        assert!(find_in(&store).is_err());
+    }
 }

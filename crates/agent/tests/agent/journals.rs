@@ -16,7 +16,7 @@ use cantle_agent::{
     SessionOptions, SubAgent,
 };
 use cantle_core::content::{Content, Media, Part};
-use cantle_core::event::RunStatus;
+use cantle_core::event::{Event, EventKind, RunStatus};
 use cantle_core::ledger::{CallPurpose, Ledger};
 use cantle_core::llm::{LlmError, LlmErrorKind, Prices};
 use cantle_core::message::{Message, SharedMessage, ToolCall, UserKind};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Scripted, agent, calls, finish, finish_tool, of_tokens, outcome, results, user_messages,
+    Scripted, agent, calls, finish, finish_tool, of_tokens, outcome, results, user_messages, watch,
 };
 
 /// The point of a scenario at which the process is killed, and the effects of the tools until then.
@@ -404,6 +404,23 @@ async fn a_background_sub_agent_resumes_with_its_parent() {
     assert_eq!(helper.len(), 1);
     assert_eq!(calls_of(&helper[0], "work"), (2, 0, 0));
     assert_eq!(outcome.ledger.reported_usage().total(), (3 + 3) * 15);
+}
+
+#[tokio::test]
+async fn a_background_sub_agent_whose_journal_is_damaged_is_reported() {
+    let (_directory, store) = store("background-sub-agent");
+    let run = store.list().unwrap().0[0].run;
+    let below = |path: &Path| fs::read_dir(path).unwrap().next().unwrap().unwrap().path();
+    let helper = below(&below(&store.run_directory(run).join("agents")));
+    fs::write(helper.join("journal.jsonl"), "{}\n").unwrap();
+    let agent = calling(&Scene::default(), true);
+    let resuming = agent.resume(&store, run, ResumeOptions::default());
+    let session = resuming.await.unwrap();
+    let (events, outcome) = watch(session.resume().unwrap()).await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    let text = "The journal of a sub-agent can't be read: ";
+    let is_warning = |event: &Event| matches!(&event.kind, EventKind::Warning { message } if message.starts_with(text));
+    assert!(events.iter().any(is_warning));
 }
 
 #[tokio::test]
