@@ -123,11 +123,9 @@ impl Skills {
                 "\n- {name} (`{SANDBOX_DIRECTORY}/{directory}/{FILE}`): {description}"
             );
         }
-        match self.listed.len().saturating_sub(MAX_LISTED) {
-            0 => {}
-            more => {
-                let _ = write!(text, "\n- and {more} more; list the directory to see them");
-            }
+        let more = self.listed.len().saturating_sub(MAX_LISTED);
+        if more > 0 {
+            let _ = write!(text, "\n- and {more} more; list the directory to see them");
         }
         Some(text)
     }

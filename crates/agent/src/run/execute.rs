@@ -436,30 +436,24 @@ impl RunTask {
             let Some(sandbox) = &resources.sandbox else {
                 return Ok(SavedOutputs::default());
             };
-            let target = self.scope.outputs.as_ref();
-            if target.is_none() && parent_sandbox.is_none() {
-                let is_lost = parent.is_some_and(|parent| !parent.shares_sandbox);
-                let mut outputs = SavedOutputs::default();
-                if is_lost {
-                    let paths = paths.iter();
-                    outputs.refused = paths
-                        .map(|path| RefusedFile::new(path, NO_TARGET))
-                        .collect();
-                }
-                return Ok(outputs);
+            let matching = async {
+                let matched = sandbox.matching_files(&paths).await?;
+                // A name that stands for no file is refused again, with the reason, where it is read.
+                let refused = matched.refused.into_iter().map(|it| it.source);
+                Ok::<Vec<_>, SandboxError>(matched.files.into_iter().chain(refused).collect())
+            };
+            let mut outputs = SavedOutputs::default();
+            if let Some(target) = &self.scope.outputs {
+                let options = target.options.clone();
+                let paths = matching.await?;
+                outputs = sandbox.save_outputs(&paths, &target.path, options).await?;
+            } else if let Some(parent) = parent_sandbox {
+                outputs = sandbox.copy_outputs_to(&matching.await?, &**parent).await?;
+            } else if parent.is_some_and(|parent| !parent.shares_sandbox) {
+                let refused = paths.iter().map(|path| RefusedFile::new(path, NO_TARGET));
+                outputs.refused = refused.collect();
             }
-            let matched = sandbox.matching_files(&paths).await?;
-            // A name that stands for no file is refused again, with the reason, where it is read.
-            let refused = matched.refused.into_iter().map(|it| it.source);
-            let paths: Vec<_> = matched.files.into_iter().chain(refused).collect();
-            match (target, parent_sandbox) {
-                (Some(target), _) => {
-                    let options = target.options.clone();
-                    sandbox.save_outputs(&paths, &target.path, options).await
-                }
-                (None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
-                (None, None) => Ok(SavedOutputs::default()),
-            }
+            Ok(outputs)
         };
         let saved = saved.await.map_err(|error: SandboxError| {
             let kind = match error.kind() {
