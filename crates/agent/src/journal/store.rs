@@ -170,8 +170,13 @@ impl RunStore {
     /// [`StoreErrorKind::NotFound`], or an error of reading the journal.
     pub fn get(&self, run: RunId) -> Result<KeptRun, StoreError> {
         let directory = self.run_directory(run);
-        let mut kept = overview::read(&mut self.open_journal(run)?, &directory)?;
-        if kept.status == KeptStatus::Interrupted && Lock::is_held(&directory)? {
+        let read = || overview::read(&mut self.open_journal(run)?, &directory);
+        let mut kept = read()?;
+        if kept.status == KeptStatus::Interrupted {
+            if !Lock::is_held(&directory)? {
+                // It may have ended meanwhile.
+                return read();
+            }
             kept.status = KeptStatus::Running;
         }
         Ok(kept)
