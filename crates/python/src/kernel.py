@@ -480,7 +480,7 @@ class Parent:
             self.pending, self.oversized = b"", True
         return len(data)
 
-    def end(self, **fields):
+    def end(self, last):
         for channel, spill in self.spills.items():
             if spill.file is not None:
                 size = spill.file.tell()
@@ -488,7 +488,7 @@ class Parent:
                 if size > 0:
                     self.emit(type="spilled", id=self.id, channel=channel, size=size)
         self.id, self.spills = None, {}
-        self.emit(**fields)
+        write_all(1, last)
 
     def kill(self, number):
         try:
@@ -523,13 +523,19 @@ class Parent:
             if self.is_interrupted:
                 self.kill(signal.SIGINT)
         elif isinstance(kind, str) and kind in FRAMES and FRAMES[kind](fields):
+            # True and 1.0 equal 1, and are no ids for the host.
+            fields["id"] = self.id
+            try:
+                data = frame(**fields)
+            except RecursionError:
+                return
             if kind == "done" and self.is_interrupted:
                 self.kill_others()
             self.drain()
             if kind == "done":
-                self.end(**fields)
+                self.end(data)
             else:
-                self.emit(**fields)
+                write_all(1, data)
 
     def check(self):
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -541,7 +547,7 @@ class Parent:
         code = os.waitstatus_to_exitcode(status)
         self.kill(signal.SIGKILL)
         if self.id is not None:
-            self.end(type="died", id=self.id, code=code)
+            self.end(frame(type="died", id=self.id, code=code))
         self.stop()
 
     def take_requests(self):

@@ -223,7 +223,7 @@ impl Kernel {
             match event {
                 Some(Event::Started { id, restarted }) if id == call => {
                     if restarted {
-                        execution.notes.push(LOST_VARIABLES.to_owned());
+                        note_once(&mut execution, LOST_VARIABLES);
                     }
                 }
                 Some(Event::Output { id, channel, data }) if id == call => {
