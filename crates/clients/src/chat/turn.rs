@@ -57,6 +57,7 @@ impl TurnAssembler for ChatAssembler {
     ) -> Result<(), LlmError> {
         let invalid = |reason| errors.invalid_body(headers, body, reason);
         let completion: ChatCompletion = errors.parse_body(headers, body)?;
+        self.usage = completion.usage;
         let choice = completion.choices.unwrap_or_default().into_iter().next();
         let Some(mut choice) = choice.filter(|choice| choice.error.is_none()) else {
             return Err(invalid("it has no choices"));
@@ -65,7 +66,6 @@ impl TurnAssembler for ChatAssembler {
             return Err(invalid("it is an error"));
         }
         self.is_complete = true;
-        self.usage = completion.usage;
         self.model = completion.model;
         self.finish_reason = choice.finish_reason.take().filter(|r| !r.is_empty());
         self.add_logprobs(choice.logprobs.take());
@@ -88,6 +88,8 @@ impl TurnAssembler for ChatAssembler {
             completion.error.is_some() || choices.iter().any(|choice| choice.error.is_some());
         // An event with neither may be vLLM's unwrapped error object.
         let is_empty = choices.is_empty() && completion.usage.is_none();
+        // Some servers report the usage in every event; the last one is the total.
+        self.usage = completion.usage.or_else(|| self.usage.take());
         if (has_error || is_empty || is_error_event)
             && let Some(error) = errors.body_error(event.data.as_bytes())
         {
@@ -107,10 +109,6 @@ impl TurnAssembler for ChatAssembler {
                 self.add(delta, |event| deltas.push_back(event));
             }
             self.finish_reason = reason.or_else(|| self.finish_reason.take());
-        }
-        // Some servers report the usage in every event; the last one is the total.
-        if completion.usage.is_some() {
-            self.usage = completion.usage;
         }
         self.model = completion.model.or_else(|| self.model.take());
         Ok(ControlFlow::Continue(()))

@@ -31,9 +31,9 @@ async fn open<D: Dialect>(
     }
     let bytes = body.read().await?;
     let mut assembler = endpoint.dialect.assembler();
-    assembler.read_body(&endpoint.errors, &headers, &bytes)?;
+    let read = assembler.read_body(&endpoint.errors, &headers, &bytes);
     let usage = assembler.usage();
-    let events = assembler.finish(&headers);
+    let events = read.and_then(|()| assembler.finish(&headers));
     let events = events.map_err(|error| error.with_usage(usage))?;
     Ok(Either::Right(stream::iter(events.into_iter().map(Ok))))
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use cantle_core::llm::LlmErrorKind;
+use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, Turn};
 use proptest::prelude::{Strategy, any};
 use proptest::test_runner::{Config, TestRunner};
+use serde_json::json;
 
 use crate::support::{DIALECTS, ask, client};
 
@@ -77,12 +78,17 @@ data: {"type":"response.completed","response":{"id":"r","model":"m","status":"co
 
 /// A call that is answered with these bytes as a stream.
 async fn answered(dialect: &str, body: Vec<u8>) -> Result<(), LlmErrorKind> {
-    let reply = Fault::Reply(Reply::new(200, "text/event-stream", body));
+    let answer = replied(dialect, "text/event-stream", body).await;
+    answer.map_err(|error| error.kind())
+}
+
+async fn replied(dialect: &str, content_type: &str, body: Vec<u8>) -> Result<(), LlmError> {
+    let reply = Fault::Reply(Reply::new(200, content_type, body));
     let script = Script::new().turn(Turn::text("").fault_always(reply));
     let server = ScriptedServer::start(script).await.unwrap();
     let client = client(dialect, &server.url(), true).unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(30), ask(&*client)).await;
-    answer.unwrap().map(drop).map_err(|error| error.kind())
+    answer.unwrap().map(drop)
 }
 
 /// Bytes that take the place of others: where (in parts of the whole), how many, and which.
@@ -95,6 +101,30 @@ fn any_change() -> impl Strategy<Value = (f64, usize, Vec<u8>)> {
 async fn an_unmodified_stream_is_an_answer() {
     for (dialect, stream) in DIALECTS.into_iter().zip([CHAT, MESSAGES, RESPONSES]) {
         assert_eq!(answered(dialect, stream.into()).await, Ok(()), "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_answer_has_its_usage() {
+    let error = json!({"code": "server_error", "message": "broken"});
+    let chat = json!({"choices": [{"error": error}], "usage": {"prompt_tokens": 5, "completion_tokens": 7}});
+    let response = json!({
+        "status": "failed", "output": [], "error": error, "usage": {"input_tokens": 5, "output_tokens": 7},
+    });
+    for (dialect, content_type, body) in [
+        ("chat", "application/json", chat.to_string()),
+        ("chat", "text/event-stream", format!("data: {chat}\n\n")),
+        ("responses", "application/json", response.to_string()),
+    ] {
+        let failed = replied(dialect, content_type, body.into())
+            .await
+            .unwrap_err();
+        let usage = failed.usage().unwrap();
+        assert_eq!(
+            (usage.input, usage.answer),
+            (5, 7),
+            "{dialect} {content_type}"
+        );
     }
 }
 
