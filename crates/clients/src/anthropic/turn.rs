@@ -113,7 +113,7 @@ impl TurnAssembler for AnthropicAssembler {
             MessageStreamEvent::MessageDelta { delta, usage } => {
                 self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
                 if let Some(usage) = usage {
-                    self.usage = Some(self.usage.unwrap_or_default().update(usage));
+                    self.usage.get_or_insert_default().update(usage);
                 }
             }
             MessageStreamEvent::MessageStop {} => return Ok(ControlFlow::Break(())),

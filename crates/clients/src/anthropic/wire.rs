@@ -128,19 +128,23 @@ struct OutputTokenDetails {
 }
 
 impl MessageUsage {
-    /// Merges later counts, which are cumulative, into these.
-    pub(super) fn update(self, later: Self) -> Self {
-        Self {
-            input_tokens: later.input_tokens.or(self.input_tokens),
-            cache_creation_input_tokens: later
-                .cache_creation_input_tokens
-                .or(self.cache_creation_input_tokens),
-            cache_read_input_tokens: later
-                .cache_read_input_tokens
-                .or(self.cache_read_input_tokens),
-            output_tokens: later.output_tokens.or(self.output_tokens),
-            output_tokens_details: later.output_tokens_details.or(self.output_tokens_details),
+    /// Merges later counts, which are cumulative, into these. Some servers send 0 for those that they sent before.
+    pub(super) fn update(&mut self, later: Self) {
+        for (count, later) in [
+            (&mut self.input_tokens, later.input_tokens),
+            (
+                &mut self.cache_creation_input_tokens,
+                later.cache_creation_input_tokens,
+            ),
+            (
+                &mut self.cache_read_input_tokens,
+                later.cache_read_input_tokens,
+            ),
+            (&mut self.output_tokens, later.output_tokens),
+        ] {
+            *count = later.max(*count);
         }
+        self.output_tokens_details = later.output_tokens_details.or(self.output_tokens_details);
     }
 
     pub(super) fn to_token_usage(self) -> TokenUsage {

@@ -93,6 +93,17 @@ fn a_recorded_stream_gives_the_same_turn_as_its_body() {
 }
 
 #[test]
+fn later_counts_never_lower_earlier_ones() {
+    let later = RECORDED.replace(
+        "\"usage\":{\"output_tokens\":55",
+        "\"usage\":{\"input_tokens\":0,\"cache_read_input_tokens\":0,\"output_tokens\":55",
+    );
+    assert_ne!(later, RECORDED);
+    let counted = folded(assemble(later.as_bytes()).0).usage;
+    assert_eq!(counted, answered(&whole()).unwrap().usage);
+}
+
+#[test]
 fn a_stream_cut_before_its_end_is_interrupted() {
     let delta = RECORDED.find("event: message_delta").unwrap();
     let (_, rest) = RECORDED.split_at(delta);
