@@ -26,27 +26,27 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Returns the delay that a message asks for: "Please try again in 1m2.5s" (OpenAI, Groq), "Please retry in 19.4s"
-/// (Gemini).
+/// (Gemini), "Please retry after 45 seconds" (Azure).
 pub(super) fn delay_in_message(message: &str) -> Option<Duration> {
-    let mut phrases = ["try again in ", "retry in "].into_iter();
+    let mut phrases = ["try again in ", "retry in ", "retry after "].into_iter();
     let (_, delay) = phrases.find_map(|phrase| message.split_once(phrase))?;
     parse_delay(delay)
 }
 
-/// Returns the delay at the start of `text`, such as `1m2.5s` or `350ms`.
+/// Returns the delay at the start of `text`, such as `1m2.5s`, `350ms` or `2 seconds`.
 pub(super) fn parse_delay(mut text: &str) -> Option<Duration> {
     let mut total: Option<f64> = None;
     while let Some(end) = text.find(|c: char| c.is_ascii_alphabetic()) {
         let (number, rest) = text.split_at(end);
-        let Ok(number) = number.parse::<f64>() else {
+        let Ok(number) = number.trim().parse::<f64>() else {
             break;
         };
         let end = rest.find(|c: char| !c.is_ascii_alphabetic());
         let (unit, rest) = rest.split_at(end.unwrap_or(rest.len()));
         let seconds = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
+            "h" | "hour" | "hours" => 3600.0,
+            "m" | "minute" | "minutes" => 60.0,
+            "s" | "second" | "seconds" => 1.0,
             "ms" => 0.001,
             _ => break,
         };
@@ -129,6 +129,8 @@ pub(super) mod tests {
             ("Please try again in 350ms.", Some(350)),
             ("Please try again in 1h2m3.5s", Some(3_723_500)),
             ("Please retry in 19.25s.", Some(19_250)),
+            ("Please retry after 45 seconds. Please go", Some(45_000)),
+            ("Please try again in 1 minute.", Some(60_000)),
             ("Please try again in a moment.", None),
             ("Please try again in -3s.", None),
             ("Please try again in 3 fortnights.", None),
