@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use cantle_tls::ClientConfig;
 use flate2::read::MultiGzDecoder;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::{Response, StatusCode, redirect};
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
@@ -136,11 +136,11 @@ pub(crate) async fn read_body(
     limit: usize,
 ) -> Result<Bytes, WebError> {
     let encoding = response.headers().get(CONTENT_ENCODING);
-    let is_gzip = match encoding.map(HeaderValue::to_str) {
-        None | Some(Ok("" | "identity")) => false,
-        Some(Ok("gzip" | "x-gzip")) => true,
-        Some(other) => {
-            let encoding = other.unwrap_or("unreadable");
+    let encoding = encoding.map(|it| it.to_str().unwrap_or("unreadable").to_ascii_lowercase());
+    let is_gzip = match encoding.as_deref() {
+        None | Some("" | "identity") => false,
+        Some("gzip" | "x-gzip") => true,
+        Some(encoding) => {
             let message =
                 format!("`{host}` used the encoding `{encoding}`, which was not asked for");
             let advice = "Use another source.";

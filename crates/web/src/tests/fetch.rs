@@ -260,6 +260,7 @@ async fn bodies_are_bounded_however_they_are_encoded() {
             }
             "/bomb" => response("200 OK", &[text, "content-encoding: gzip"], &bomb),
             "/small" => response("200 OK", &[text, "content-encoding: gzip"], &small),
+            "/upper" => response("200 OK", &[text, "content-encoding: GZIP"], &small),
             "/empty" => response("200 OK", &[text, "content-encoding: gzip"], ""),
             "/broken" => response("200 OK", &[text, "content-encoding: gzip"], "nothing"),
             "/brotli" => response("200 OK", &[text, "content-encoding: br"], "nothing"),
@@ -269,6 +270,7 @@ async fn bodies_are_bounded_however_they_are_encoded() {
     })
     .await;
     assert!(fetch(server, "/small").await.1.contains("compressed"));
+    assert!(fetch(server, "/upper").await.1.contains("compressed"));
     assert!(fetch(server, "/empty").await.0);
     for (path, reason) in [
         ("/endless", "larger than 5 MiB"),
