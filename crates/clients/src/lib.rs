@@ -15,6 +15,10 @@ pub mod anthropic;
 pub mod chat;
 pub mod fallback;
 #[cfg(any(feature = "anthropic", feature = "chat", feature = "responses"))]
+#[cfg_attr(
+    not(all(feature = "anthropic", feature = "chat", feature = "responses")),
+    allow(dead_code, unused_imports, reason = "each dialect uses a part")
+)]
 pub mod http;
 #[cfg(feature = "retry")]
 pub mod limit;

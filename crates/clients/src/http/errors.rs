@@ -25,7 +25,6 @@ const OVERFLOW_ADVICE: &str =
     "Shorten the conversation, or use a model with a larger context window.";
 
 /// Returns the error for an answer that was cut off because it filled the context window.
-#[cfg(any(feature = "anthropic", feature = "chat"))]
 pub(crate) fn filled_window() -> LlmError {
     let message = "the answer was cut off at the end of the model's context window";
     LlmError::new(LlmErrorKind::ContextOverflow, message).with_advice(OVERFLOW_ADVICE)

@@ -1,20 +1,16 @@
 //! Encoding of media, and errors for content that a dialect does not support.
 
-use cantle_core::content::Media;
-#[cfg(any(feature = "anthropic", feature = "responses"))]
-use cantle_core::content::MediaKind;
+use cantle_core::content::{Media, MediaKind};
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::message::AssistantBlock;
 
 /// Returns the media as a `data:` URL.
-#[cfg(any(feature = "chat", feature = "responses"))]
 pub(crate) fn data_url(media: &Media) -> String {
     format!("data:{};base64,{}", media.mime_type(), media.base64())
 }
 
 /// Fails with [`LlmErrorKind::Unsupported`] unless the media is an image of a type that every provider
 /// accepts.
-#[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) fn check_image_type(dialect: &str, media: &Media) -> Result<(), LlmError> {
     match (media.kind(), media.mime_type()) {
         (MediaKind::Image, "image/jpeg" | "image/png" | "image/gif" | "image/webp") => Ok(()),

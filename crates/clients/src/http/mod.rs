@@ -13,7 +13,6 @@ mod endpoint;
 mod errors;
 mod litellm;
 mod media;
-#[cfg(feature = "chat")]
 mod output_limit;
 mod overflow;
 mod parts;
@@ -21,7 +20,6 @@ mod proxy;
 mod retry_after;
 mod settings;
 mod stream;
-#[cfg(any(feature = "chat", feature = "responses"))]
 mod strict;
 mod timeouts;
 mod transport;
@@ -33,29 +31,15 @@ use cantle_core::llm::{ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo};
 
 pub use self::builder::HttpClientBuilder;
 pub use self::dialect::Dialect;
-#[cfg(feature = "chat")]
-pub(crate) use self::dialect::bearer_token;
-pub(crate) use self::dialect::{TurnAssembler, WireProtocol, incomplete_response, unencodable};
+pub(crate) use self::dialect::{
+    TurnAssembler, WireProtocol, bearer_token, incomplete_response, unencodable,
+};
 use self::endpoint::Endpoint;
-pub(crate) use self::errors::ErrorContext;
-#[cfg(any(feature = "anthropic", feature = "chat"))]
-pub(crate) use self::errors::filled_window;
-#[cfg(any(feature = "anthropic", feature = "responses"))]
-pub(crate) use self::media::check_image_type;
-#[cfg(any(feature = "chat", feature = "responses"))]
-pub(crate) use self::media::data_url;
-pub(crate) use self::media::unsupported_block;
-#[cfg(feature = "chat")]
-pub(crate) use self::media::unsupported_media;
-#[cfg(feature = "chat")]
+pub(crate) use self::errors::{ErrorContext, filled_window};
+pub(crate) use self::media::{check_image_type, data_url, unsupported_block, unsupported_media};
 pub(crate) use self::output_limit::OutputLimit;
-#[cfg(any(feature = "anthropic", feature = "responses"))]
-pub(crate) use self::parts::encode_list;
-pub(crate) use self::parts::{call_arguments, call_name, content_parts};
-pub(crate) use self::settings::ClientSettings;
-#[cfg(any(feature = "anthropic", feature = "chat"))]
-pub(crate) use self::settings::invalid;
-#[cfg(any(feature = "chat", feature = "responses"))]
+pub(crate) use self::parts::{call_arguments, call_name, content_parts, encode_list};
+pub(crate) use self::settings::{ClientSettings, invalid};
 pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;
 use crate::price::with_prices;

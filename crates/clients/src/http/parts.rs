@@ -2,16 +2,13 @@
 
 use std::borrow::Cow;
 
-#[cfg(any(feature = "anthropic", feature = "responses"))]
 use bytes::Bytes;
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::llm::LlmError;
-#[cfg(any(feature = "anthropic", feature = "responses"))]
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-#[cfg(any(feature = "anthropic", feature = "responses"))]
 use super::dialect::unencodable;
 
 /// Maximum length of a tool name for OpenAI, Gemini and Bedrock.
@@ -71,7 +68,6 @@ pub(crate) fn call_name(name: &str) -> Cow<'_, str> {
 }
 
 /// Encodes values as JSON, separated by commas and without enclosing brackets.
-#[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) fn encode_list<T: Serialize>(
     values: impl IntoIterator<Item = T>,
 ) -> Result<Bytes, LlmError> {
