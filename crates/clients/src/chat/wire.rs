@@ -7,6 +7,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use crate::http::disjoint_usage;
+
 /// A response body or the data of an event.
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
@@ -211,47 +213,30 @@ impl ChatUsage {
         Some(cost.unwrap_or(0.0) + upstream)
     }
 
-    /// Returns disjoint counts: on the wire the prompt includes cached tokens, and the completion
-    /// includes reasoning.
     pub(super) fn to_token_usage(&self) -> TokenUsage {
-        let prompt = self.prompt_tokens.unwrap_or(0);
-        let completion = self.completion_tokens.unwrap_or(0);
         let details = self.prompt_tokens_details.as_ref();
-        let cache_read = details
-            .and_then(|details| details.cached_tokens)
-            .or(self.prompt_cache_hit_tokens)
-            .unwrap_or(0)
-            .min(prompt);
+        let cache_read = details.and_then(|details| details.cached_tokens);
         let cache_write = details
             .and_then(|details| details.cache_write_tokens.or(details.cache_creation_tokens))
-            .or(self.cache_creation_input_tokens)
-            .unwrap_or(0)
-            .min(prompt - cache_read);
-        let reasoning = self
-            .completion_tokens_details
-            .as_ref()
+            .or(self.cache_creation_input_tokens);
+        let details = self.completion_tokens_details.as_ref();
+        let reasoning = details
             .and_then(|details| details.reasoning_tokens)
             .unwrap_or(0);
         // xAI's and Gemini's completion excludes reasoning, which only the total shows; Gemini has no details.
         // https://docs.cloud.google.com/vertex-ai/generative-ai/docs/partner-models/grok/capabilities/reasoning
-        let beside = self
+        let completion = self.completion_tokens.unwrap_or(0);
+        let output = self
             .total_tokens
-            .and_then(|total| total.checked_sub(prompt)?.checked_sub(completion))
-            .unwrap_or(0);
-        let is_separate = beside > 0 && (reasoning == 0 || reasoning == beside);
-        let (answer, reasoning) = if is_separate {
-            (completion, beside)
-        } else {
-            let reasoning = reasoning.min(completion);
-            (completion - reasoning, reasoning)
-        };
-        TokenUsage {
-            input: prompt - cache_read - cache_write,
-            cache_read,
-            cache_write,
-            answer,
-            reasoning,
-        }
+            .and_then(|total| total.checked_sub(self.prompt_tokens.unwrap_or(0)));
+        let beside = output.and_then(|output| output.checked_sub(completion));
+        let beside = beside.filter(|&beside| beside > 0 && (reasoning == 0 || reasoning == beside));
+        disjoint_usage(
+            self.prompt_tokens,
+            [cache_read.or(self.prompt_cache_hit_tokens), cache_write],
+            Some(completion + beside.unwrap_or(0)),
+            beside.or(Some(reasoning)),
+        )
     }
 }
 
@@ -262,11 +247,6 @@ mod tests {
 
     use super::ChatUsage;
 
-    fn token_usage(usage: serde_json::Value) -> TokenUsage {
-        let usage: ChatUsage = serde_json::from_value(usage).unwrap();
-        usage.to_token_usage()
-    }
-
     #[test]
     fn no_token_is_counted_twice() {
         let openai = json!({
@@ -274,27 +254,6 @@ mod tests {
             "prompt_tokens_details": {"cached_tokens": 64, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 20},
         });
-        assert_eq!(
-            token_usage(openai),
-            TokenUsage {
-                input: 56,
-                cache_read: 64,
-                cache_write: 0,
-                answer: 30,
-                reasoning: 20
-            }
-        );
-    }
-
-    #[test]
-    fn cache_writes_are_counted_for_each_provider() {
-        let expected = TokenUsage {
-            input: 10,
-            cache_read: 60,
-            cache_write: 30,
-            answer: 5,
-            reasoning: 0,
-        };
         let litellm = json!({
             "prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105,
             "prompt_tokens_details": {"cached_tokens": 60},
@@ -304,27 +263,36 @@ mod tests {
             "prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105,
             "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
         });
-        assert_eq!(token_usage(litellm), expected);
-        assert_eq!(token_usage(openrouter), expected);
-    }
-
-    #[test]
-    fn separate_reasoning_is_not_subtracted_from_the_completion() {
         let xai = json!({
             "prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135,
             "completion_tokens_details": {"reasoning_tokens": 94},
         });
         let gemini = json!({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135});
-        for usage in [xai, gemini] {
-            assert_eq!(
-                token_usage(usage),
-                TokenUsage {
-                    input: 32,
-                    answer: 9,
-                    reasoning: 94,
-                    ..TokenUsage::default()
-                }
-            );
+        let contradictory = json!({
+            "prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 50, "cache_write_tokens": 7},
+            "completion_tokens_details": {"reasoning_tokens": 9},
+        });
+        let bare =
+            json!({"prompt_tokens": 7, "completion_tokens": null, "prompt_tokens_details": null});
+        for (usage, [input, cache_read, cache_write, answer, reasoning]) in [
+            (openai, [56, 64, 0, 30, 20]),
+            (litellm, [10, 60, 30, 5, 0]),
+            (openrouter, [10, 60, 30, 5, 0]),
+            (xai, [32, 0, 0, 9, 94]),
+            (gemini, [32, 0, 0, 9, 94]),
+            (contradictory, [0, 5, 0, 0, 3]),
+            (bare, [7, 0, 0, 0, 0]),
+        ] {
+            let expected = TokenUsage {
+                input,
+                cache_read,
+                cache_write,
+                answer,
+                reasoning,
+            };
+            let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
+            assert_eq!(parsed.to_token_usage(), expected, "{usage}");
         }
     }
 
@@ -357,37 +325,5 @@ mod tests {
             let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
             assert_eq!(parsed.cost_usd(), expected, "{usage}");
         }
-    }
-
-    #[test]
-    fn contradictory_counts_do_not_overflow() {
-        let nonsense = json!({
-            "prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8,
-            "prompt_tokens_details": {"cached_tokens": 50, "cache_write_tokens": 7},
-            "completion_tokens_details": {"reasoning_tokens": 9},
-        });
-        assert_eq!(
-            token_usage(nonsense),
-            TokenUsage {
-                input: 0,
-                cache_read: 5,
-                cache_write: 0,
-                answer: 0,
-                reasoning: 3
-            }
-        );
-    }
-
-    #[test]
-    fn missing_and_null_counts_are_zero() {
-        let bare =
-            json!({"prompt_tokens": 7, "completion_tokens": null, "prompt_tokens_details": null});
-        assert_eq!(
-            token_usage(bare),
-            TokenUsage {
-                input: 7,
-                ..TokenUsage::default()
-            }
-        );
     }
 }

@@ -4,6 +4,8 @@ use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::http::disjoint_usage;
+
 /// Type of a reasoning summary text.
 pub(super) const SUMMARY_TEXT: &str = "summary_text";
 
@@ -119,24 +121,16 @@ struct ResponseOutputDetails {
 }
 
 impl ResponseUsage {
-    /// Returns disjoint counts.
     pub(super) fn to_token_usage(self) -> TokenUsage {
-        let input = self.input_tokens.unwrap_or(0);
-        let output = self.output_tokens.unwrap_or(0);
-        let details = self.input_tokens_details.as_ref();
-        let cached =
-            |count: fn(&ResponseInputDetails) -> Option<u64>| details.and_then(count).unwrap_or(0);
-        let cache_read = cached(|details| details.cached_tokens).min(input);
-        let cache_write = cached(|details| details.cache_write_tokens).min(input - cache_read);
-        let details = self.output_tokens_details.as_ref();
-        let reasoning = details.and_then(|details| details.reasoning_tokens);
-        let reasoning = reasoning.unwrap_or(0).min(output);
-        TokenUsage {
-            input: input - cache_read - cache_write,
-            cache_read,
-            cache_write,
-            answer: output - reasoning,
-            reasoning,
-        }
+        let cached = self.input_tokens_details;
+        let cache_read = cached.and_then(|details| details.cached_tokens);
+        let cache_write = cached.and_then(|details| details.cache_write_tokens);
+        let output = self.output_tokens_details;
+        disjoint_usage(
+            self.input_tokens,
+            [cache_read, cache_write],
+            self.output_tokens,
+            output.and_then(|details| details.reasoning_tokens),
+        )
     }
 }
