@@ -103,7 +103,7 @@ impl WireProtocol for Anthropic {
     type Options = AnthropicOptions;
     type Assembler = AnthropicAssembler;
 
-    fn new(options: AnthropicOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
+    fn new(options: AnthropicOptions, settings: &ClientSettings) -> Result<Self, LlmError> {
         let window = settings.context_window.unwrap_or(DEFAULT_MAX_TOKENS);
         let max_tokens = settings
             .max_output_tokens
@@ -119,8 +119,8 @@ impl WireProtocol for Anthropic {
         };
         let mut thinking = budget.map(|tokens| json!({"type": "enabled", "budget_tokens": tokens}));
         let mut effort = None;
-        if let Some(level) = settings.reasoning_effort {
-            let is_adaptive = has_adaptive_thinking(settings.model);
+        if let Some(level) = &settings.reasoning_effort {
+            let is_adaptive = has_adaptive_thinking(&settings.model);
             let value = || {
                 (
                     "reasoning effort",

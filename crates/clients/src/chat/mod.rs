@@ -136,10 +136,10 @@ impl WireProtocol for Chat {
     type Options = ChatOptions;
     type Assembler = ChatAssembler;
 
-    fn new(options: ChatOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
+    fn new(options: ChatOptions, settings: &ClientSettings) -> Result<Self, LlmError> {
         let server = options
             .server
-            .unwrap_or_else(|| Server::at(settings.base_url));
+            .unwrap_or_else(|| Server::at(&settings.base_url));
         let quirks = server.quirks();
         let output_limit =
             OutputLimit::new(settings).filter(|_| quirks.limit_counts_against_window);
@@ -147,7 +147,7 @@ impl WireProtocol for Chat {
             .max_output_tokens
             .filter(|_| output_limit.is_none());
         let limit = limit.map(|tokens| ("output limit", quirks.token_limit, tokens.into()));
-        let effort = settings.reasoning_effort.map(|effort| {
+        let effort = settings.reasoning_effort.as_deref().map(|effort| {
             let (name, value) = match server {
                 // https://openrouter.ai/docs/use-cases/reasoning-tokens
                 Server::OpenRouter => ("reasoning", json!({"effort": effort})),
@@ -159,7 +159,7 @@ impl WireProtocol for Chat {
         let stream_options = settings.stream.then(stream_options);
         Ok(Self {
             params: settings.encode([stream_options], [limit, effort])?,
-            encoder: ChatEncoder::new(server, settings.model, options.strict_tools),
+            encoder: ChatEncoder::new(server, &settings.model, options.strict_tools),
             server,
             output_limit,
         })

@@ -28,40 +28,35 @@ const PRICED_PARAMETERS: [&str; 3] = ["inference_geo", "service_tier", "speed"];
 /// Builder of an [`HttpClient`].
 #[must_use]
 pub struct HttpClientBuilder<D: Dialect> {
-    pub(super) model: String,
-    pub(super) base_url: String,
+    pub(super) settings: ClientSettings,
     api_key: Option<SecretText>,
-    pub(super) context_window: Option<u64>,
-    pub(super) max_output_tokens: Option<u64>,
     pub(super) input_modalities: Option<InputModalities>,
     pub(super) prices: Option<Prices>,
-    stream: bool,
     pub(super) timeouts: Timeouts,
     retry: RetryPolicy,
     limiter: RateLimiter,
-    reasoning_effort: Option<String>,
-    temperature: Option<f64>,
-    extra: Map<String, Value>,
     pub(crate) options: D::Options,
 }
 
 impl<D: Dialect> HttpClientBuilder<D> {
     pub(super) fn new(model: String) -> Self {
         Self {
-            model,
-            base_url: D::BASE_URL.to_owned(),
+            settings: ClientSettings {
+                model,
+                base_url: D::BASE_URL.to_owned(),
+                stream: true,
+                max_output_tokens: None,
+                context_window: None,
+                reasoning_effort: None,
+                temperature: None,
+                extra: Map::new(),
+            },
             api_key: None,
-            context_window: None,
-            max_output_tokens: None,
             input_modalities: None,
             prices: None,
-            stream: true,
             timeouts: Timeouts::default(),
             retry: RetryPolicy::default(),
             limiter: RateLimiter::default(),
-            reasoning_effort: None,
-            temperature: None,
-            extra: Map::new(),
             options: D::Options::default(),
         }
     }
@@ -70,7 +65,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
     ///
     /// Defaults to the API of the dialect's vendor. A query, such as Azure's `api-version`, is kept.
     pub fn base_url(mut self, base_url: impl Into<String>) -> Self {
-        self.base_url = base_url.into();
+        self.settings.base_url = base_url.into().trim().to_owned();
         self
     }
 
@@ -82,13 +77,13 @@ impl<D: Dialect> HttpClientBuilder<D> {
 
     /// Sets the context window: the maximum number of input and output tokens together.
     pub fn context_window(mut self, tokens: u64) -> Self {
-        self.context_window = Some(tokens);
+        self.settings.context_window = Some(tokens);
         self
     }
 
     /// Sets the maximum number of output tokens of one turn, reasoning included.
     pub fn max_output_tokens(mut self, tokens: u64) -> Self {
-        self.max_output_tokens = Some(tokens);
+        self.settings.max_output_tokens = Some(tokens);
         self
     }
 
@@ -110,7 +105,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
 
     /// Sets whether responses are streamed, which is the default. The messages are the same either way.
     pub fn stream(mut self, stream: bool) -> Self {
-        self.stream = stream;
+        self.settings.stream = stream;
         self
     }
 
@@ -138,19 +133,19 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// It is sent as `reasoning_effort` (Chat Completions), `reasoning.effort` (Responses, OpenRouter), or
     /// `output_config.effort` with adaptive thinking (Messages).
     pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
-        self.reasoning_effort = Some(effort.into());
+        self.settings.reasoning_effort = Some(effort.into());
         self
     }
 
     /// Sets the sampling temperature. Many reasoning models accept their default only.
     pub fn temperature(mut self, temperature: f64) -> Self {
-        self.temperature = Some(temperature);
+        self.settings.temperature = Some(temperature);
         self
     }
 
     /// Sets additional request parameters, which are sent unchanged.
     pub fn extra(mut self, parameters: Map<String, Value>) -> Self {
-        self.extra = parameters;
+        self.settings.extra = parameters;
         self
     }
 
@@ -160,46 +155,36 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// [`InvalidRequest`](cantle_core::llm::LlmErrorKind::InvalidRequest) if the model has no name, a limit is 0 or exceeds the context
     /// window, the base URL is not an HTTP URL, the key is not a valid header value, a parameter is
     /// reserved or set twice, the temperature is negative or not finite, the configured certificates cannot be read, or the configured proxy cannot be used.
-    pub fn build(self) -> Result<HttpClient<D>, LlmError> {
-        if self.model.trim().is_empty() {
+    pub fn build(mut self) -> Result<HttpClient<D>, LlmError> {
+        if self.settings.model.trim().is_empty() {
             return Err(invalid("the model name is empty"));
         }
         let reserved = |name: &&String| D::RESERVED.contains(&name.as_str());
-        if let Some(name) = self.extra.keys().find(reserved) {
+        if let Some(name) = self.settings.extra.keys().find(reserved) {
             return Err(invalid(format!(
                 "the extra parameter `{name}` is reserved: the client sets it itself"
             )));
         }
-        let url = endpoint_url(&self.base_url, D::PATH)?;
+        let url = endpoint_url(&self.settings.base_url, D::PATH)?;
         let key = self.trimmed_key();
 
-        let listed = list_prices::at(&url).and_then(|list| list.model(&self.model));
-        let fits = |window: &u64| self.max_output_tokens.is_none_or(|limit| limit <= *window);
+        let listed = list_prices::at(&url).and_then(|list| list.model(&self.settings.model));
         let window = listed.and_then(|listed| listed.context_window);
-        let context_window = self.context_window.or(window.filter(fits));
-        let mut model =
-            ModelInfo::new(&self.model).with_limits(context_window, self.max_output_tokens)?;
-        model.parameters = self.parameters()?;
+        self.settings.set_default_window(window);
+        let settings = &self.settings;
+        let mut model = ModelInfo::new(&settings.model)
+            .with_limits(settings.context_window, settings.max_output_tokens)?;
+        model.parameters = settings.parameters()?;
         model.input_modalities = self.input_modalities;
         let has_list_price = !PRICED_PARAMETERS
             .iter()
-            .any(|name| self.extra.contains_key(*name));
+            .any(|name| settings.extra.contains_key(*name));
         let listed = listed.filter(|_| has_list_price).map(ListedModel::prices);
         model.prices = self.prices.or(listed);
-        model.highest_prices = list_prices::highest_for(&self.model);
-        let settings = ClientSettings {
-            model: &self.model,
-            base_url: self.base_url.trim(),
-            stream: self.stream,
-            max_output_tokens: self.max_output_tokens,
-            context_window,
-            reasoning_effort: self.reasoning_effort.as_deref(),
-            temperature: self.temperature,
-            extra: &self.extra,
-        };
-        let dialect = D::new(self.options, &settings)?;
+        model.highest_prices = list_prices::highest_for(&settings.model);
+        let dialect = D::new(self.options, settings)?;
         // The vendors' own APIs report tokens but no cost.
-        let is_vendor = self.base_url.trim().starts_with(D::BASE_URL);
+        let is_vendor = settings.base_url.starts_with(D::BASE_URL);
         model.reports_cost = dialect.reports_cost().or(is_vendor.then_some(false));
 
         let mut headers = dialect.headers();
@@ -212,7 +197,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
             base_url: display_url(&url, D::PATH),
             path: D::PATH,
             response: D::RESPONSE,
-            model: self.model,
+            model: self.settings.model,
             key,
         };
         Ok(HttpClient {
@@ -221,27 +206,12 @@ impl<D: Dialect> HttpClientBuilder<D> {
                 dialect,
                 url,
                 http,
-                stream: self.stream,
+                stream: self.settings.stream,
                 timeouts: self.timeouts,
                 errors,
             }),
             retrier: Retrier::new(self.retry, self.limiter),
         })
-    }
-
-    /// Returns the settings of requests that influence answers.
-    fn parameters(&self) -> Result<Map<String, Value>, LlmError> {
-        let mut parameters = self.extra.clone();
-        if let Some(effort) = &self.reasoning_effort {
-            parameters.insert("reasoning_effort".to_owned(), effort.as_str().into());
-        }
-        if let Some(temperature) = self.temperature {
-            if !(0.0..=f64::MAX).contains(&temperature) {
-                return Err(invalid("the temperature must be a number from 0"));
-            }
-            parameters.insert("temperature".to_owned(), temperature.into());
-        }
-        Ok(parameters)
     }
 
     /// Returns the key without surrounding white space, unless it is empty.
@@ -289,7 +259,7 @@ pub(super) fn http_client(
 impl<D: Dialect> fmt::Debug for HttpClientBuilder<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(&format!("{}Builder", D::CLIENT))
-            .field("model", &self.model)
+            .field("model", &self.settings.model)
             .finish_non_exhaustive()
     }
 }

@@ -41,7 +41,7 @@ pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
     type Assembler: TurnAssembler;
 
     /// Validates the options.
-    fn new(options: Self::Options, settings: &ClientSettings<'_>) -> Result<Self, LlmError>;
+    fn new(options: Self::Options, settings: &ClientSettings) -> Result<Self, LlmError>;
 
     /// Returns the headers of every request except authorization.
     fn headers(&self) -> HeaderMap {

@@ -33,14 +33,14 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// Those of [`build`](Self::build) for an invalid base URL or key; those of a call if the proxy is
     /// unreachable, does not answer within 5 seconds, or rejects the request.
     pub async fn described_by_litellm(mut self) -> Result<Self, LlmError> {
-        let url = endpoint_url(&self.base_url, PATH)?;
+        let url = endpoint_url(&self.settings.base_url, PATH)?;
         let key = self.trimmed_key();
         let errors = ErrorContext {
             proxy: proxy_for(&url)?,
             base_url: display_url(&url, PATH),
             path: PATH,
             response: "a list of models",
-            model: self.model.clone(),
+            model: self.settings.model.clone(),
             key,
         };
         let bearer = errors.key.as_ref().map(bearer_token);
@@ -71,14 +71,12 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let deployments = || {
             models
                 .clone()
-                .filter(|model| model.model_name == self.model)
+                .filter(|model| model.model_name == self.settings.model)
         };
         let windows = deployments().filter_map(|model| model.model_info.max_input_tokens);
         let window = windows.filter(|&window| window > 0).min();
-        // A window below the configured output limit would make `build` fail.
-        let fits = |window: &u64| self.max_output_tokens.is_none_or(|limit| limit <= *window);
-        self.context_window = self.context_window.or(window.filter(fits));
         let info = deployments().next().map(|model| &model.model_info);
+        self.settings.set_default_window(window);
         self.prices = self.prices.or_else(|| info?.prices());
         let input_modalities = self.input_modalities.take();
         self.input_modalities = input_modalities.or_else(|| info?.input_modalities());

@@ -24,7 +24,7 @@ pub(crate) struct OutputLimit {
 
 impl OutputLimit {
     /// Returns `None` unless both the limit and the window are known.
-    pub(crate) fn new(settings: &ClientSettings<'_>) -> Option<Self> {
+    pub(crate) fn new(settings: &ClientSettings) -> Option<Self> {
         Some(Self {
             limit: settings.max_output_tokens?,
             window: settings.context_window?,

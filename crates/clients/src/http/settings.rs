@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 /// Builder settings that all dialects share.
 #[derive(Debug)]
-pub struct ClientSettings<'a> {
+pub struct ClientSettings {
     /// The provider's name for the model.
-    pub model: &'a str,
+    pub model: String,
     /// Base URL as configured.
-    pub base_url: &'a str,
+    pub base_url: String,
     /// Whether to stream responses.
     pub stream: bool,
     /// Maximum number of output tokens of one turn.
@@ -17,14 +17,35 @@ pub struct ClientSettings<'a> {
     /// Maximum number of input and output tokens together.
     pub context_window: Option<u64>,
     /// Reasoning effort, as the provider names it.
-    pub reasoning_effort: Option<&'a str>,
+    pub reasoning_effort: Option<String>,
     /// Sampling temperature.
     pub temperature: Option<f64>,
     /// Additional request parameters.
-    pub extra: &'a Map<String, Value>,
+    pub extra: Map<String, Value>,
 }
 
-impl ClientSettings<'_> {
+impl ClientSettings {
+    /// Sets the context window unless it is set, or would be smaller than the output limit.
+    pub(super) fn set_default_window(&mut self, window: Option<u64>) {
+        let fits = |window: &u64| self.max_output_tokens.is_none_or(|limit| limit <= *window);
+        self.context_window = self.context_window.or(window.filter(fits));
+    }
+
+    /// Returns the settings of requests that influence answers.
+    pub(super) fn parameters(&self) -> Result<Map<String, Value>, LlmError> {
+        let mut parameters = self.extra.clone();
+        if let Some(effort) = &self.reasoning_effort {
+            parameters.insert("reasoning_effort".to_owned(), effort.as_str().into());
+        }
+        if let Some(temperature) = self.temperature {
+            if !(0.0..=f64::MAX).contains(&temperature) {
+                return Err(invalid("the temperature must be a number from 0"));
+            }
+            parameters.insert("temperature".to_owned(), temperature.into());
+        }
+        Ok(parameters)
+    }
+
     /// Encodes the parameters that all requests have, as a JSON object without its closing brace: the model and
     /// whether to stream, `fixed` ones, those of `options` that are set (name of the setting, name and value of the
     /// parameter), the temperature, and the additional ones.
@@ -35,7 +56,11 @@ impl ClientSettings<'_> {
     ) -> Result<Vec<u8>, LlmError> {
         let temperature = self.temperature;
         let temperature = temperature.map(|it| ("temperature", "temperature", it.into()));
-        let own = [("model", self.model.into()), ("stream", self.stream.into())].map(Some);
+        let own = [
+            ("model", self.model.as_str().into()),
+            ("stream", self.stream.into()),
+        ]
+        .map(Some);
         let fixed = own.into_iter().chain(fixed).flatten();
         let mut parameters: Map<String, Value> = fixed
             .map(|(name, value)| (name.to_owned(), value))

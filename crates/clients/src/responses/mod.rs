@@ -114,8 +114,8 @@ impl WireProtocol for Responses {
     type Options = ResponsesOptions;
     type Assembler = ResponsesAssembler;
 
-    fn new(options: ResponsesOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
-        let effort = settings.reasoning_effort;
+    fn new(options: ResponsesOptions, settings: &ClientSettings) -> Result<Self, LlmError> {
+        let effort = settings.reasoning_effort.as_deref();
         let effort = effort.map(|it| ("reasoning effort", "reasoning", json!({"effort": it})));
         let store = Some(("store", options.stateful.into()));
         let limit = settings.max_output_tokens;
