@@ -66,18 +66,6 @@ impl ErrorReport {
 }
 
 impl ErrorContext {
-    #[cfg(test)]
-    pub(crate) fn for_tests(path: &'static str, response: &'static str) -> Self {
-        Self {
-            base_url: "http://localhost:8000/v1".to_owned(),
-            path,
-            response,
-            model: "m".to_owned(),
-            key: None,
-            proxy: None,
-        }
-    }
-
     /// Returns the error for a response with an unsuccessful status.
     pub(super) fn status_error(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> LlmError {
         let error = if (300..400).contains(&status) {

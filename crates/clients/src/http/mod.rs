@@ -21,6 +21,8 @@ mod retry_after;
 mod settings;
 mod stream;
 mod strict;
+#[cfg(test)]
+pub(crate) mod testing;
 mod timeouts;
 mod transport;
 mod usage;

@@ -1,15 +1,10 @@
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
-
-use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError, LlmErrorKind, StopReason};
+use cantle_core::llm::{ChatEvent, Completion, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
-use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
 use super::AnthropicAssembler;
-use crate::http::{ErrorContext, TurnAssembler as _};
-use crate::sse::EventParser;
+use crate::http::testing::{self, folded};
 
 /// As Anthropic streams it: thinking with its signature, text, and two calls.
 const RECORDED: &str = include_str!("recorded.sse");
@@ -31,45 +26,12 @@ fn whole() -> Value {
     })
 }
 
-fn context() -> ErrorContext {
-    ErrorContext::for_tests("/messages", "a message")
-}
-
-/// Returns the events of a stream, and its error.
 fn assemble(stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
-    let (mut parser, mut turn) = (EventParser::default(), AnthropicAssembler::default());
-    parser.push(stream);
-    let mut events = VecDeque::new();
-    while let Some(event) = parser.next_event() {
-        match turn.read_event(&context(), &event.unwrap(), &mut events) {
-            Ok(ControlFlow::Continue(())) => {}
-            Ok(ControlFlow::Break(())) => break,
-            Err(error) => return (events.into(), Some(error)),
-        }
-    }
-    match turn.finish(&HeaderMap::new()) {
-        Ok(end) => {
-            events.extend(end);
-            (events.into(), None)
-        }
-        Err(error) => (events.into(), Some(error)),
-    }
-}
-
-fn folded(events: Vec<ChatEvent>) -> Completion {
-    let mut fold = Fold::default();
-    let mut completion = events
-        .into_iter()
-        .find_map(|event| fold.push(event))
-        .unwrap();
-    completion.message.id.clear();
-    completion
+    testing::assemble(AnthropicAssembler::default(), stream)
 }
 
 fn answered(body: &Value) -> Result<Completion, LlmError> {
-    let mut turn = AnthropicAssembler::default();
-    turn.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes())?;
-    turn.finish(&HeaderMap::new()).map(folded)
+    testing::answered(AnthropicAssembler::default(), body)
 }
 
 #[test]

@@ -1,14 +1,12 @@
-use std::collections::VecDeque;
-
-use cantle_core::llm::{ChatEvent, Fold, LlmErrorKind, StopReason};
+use cantle_core::llm::{ChatEvent, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
 use super::ChatAssembler;
 use crate::chat::wire::ChatMessage;
-use crate::http::{ErrorContext, TurnAssembler as _};
-use crate::sse::Event;
+use crate::http::TurnAssembler as _;
+use crate::http::testing::{answered, assemble, folded};
 
 /// Returns the deltas and blocks of a message streamed in `pieces`.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
@@ -397,34 +395,17 @@ fn geminis_signature_field_is_read() {
 fn log_probabilities_are_kept_with_and_without_streaming() {
     let token = |token: &str| json!({"token": token, "logprob": -0.5, "top_logprobs": []});
     let both = json!({"content": [token("Hel"), token("lo")]});
-    let mut streamed = ChatAssembler::default();
-    for (text, logprobs) in [
-        ("Hel", json!({"content": [token("Hel")], "refusal": null})),
-        ("lo", json!({"content": [token("lo")], "refusal": null})),
-        ("", Value::Null),
-    ] {
-        let chunk = json!({"choices": [{"delta": {"content": text}, "logprobs": logprobs}]});
-        let event = Event {
-            name: None,
-            data: chunk.to_string().into(),
-        };
-        let next = streamed.read_event(&context(), &event, &mut VecDeque::new());
-        assert!(next.unwrap().is_continue());
-    }
-    let mut whole = ChatAssembler::default();
+    let chunks = [
+        json!({"delta": {"content": "Hel"}, "logprobs": {"content": [token("Hel")], "refusal": null}}),
+        json!({"delta": {"content": "lo"}, "logprobs": {"content": [token("lo")], "refusal": null}}),
+        json!({"delta": {"content": ""}, "logprobs": null, "finish_reason": "stop"}),
+    ];
+    let stream = chunks.map(|chunk| format!("data: {}\n\n", json!({"choices": [chunk]})));
+    let (streamed, _) = assemble(ChatAssembler::default(), stream.concat().as_bytes());
     let body = json!({"choices": [{"message": {"content": "Hello"}, "logprobs": both}]});
-    let read = whole.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes());
-    read.unwrap();
-    streamed.finish_reason = Some("stop".to_owned());
-    for turn in [streamed, whole] {
-        let mut fold = Fold::default();
-        let events = turn.finish(&HeaderMap::new()).unwrap().into_iter();
-        let completion = events.filter_map(|event| fold.push(event)).next().unwrap();
+    let whole = answered(ChatAssembler::default(), &body).unwrap();
+    for completion in [folded(streamed), whole] {
         let metadata = Value::Object(completion.message.metadata);
         assert_eq!(metadata, json!({"logprobs": both}));
     }
-}
-
-fn context() -> ErrorContext {
-    ErrorContext::for_tests("/chat/completions", "a chat completion")
 }

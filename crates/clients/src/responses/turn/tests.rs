@@ -1,15 +1,10 @@
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
-
-use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError, LlmErrorKind, StopReason};
+use cantle_core::llm::{ChatEvent, Completion, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
-use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
 use super::ResponsesAssembler;
-use crate::http::{ErrorContext, TurnAssembler as _};
-use crate::sse::EventParser;
+use crate::http::testing::{self, folded};
 
 /// Reasoning, a message between it and a call, a second call, and an item that is not known here.
 fn output() -> Value {
@@ -84,44 +79,12 @@ fn streamed(output: &Value, end: &Value) -> String {
     lines.collect()
 }
 
-fn context() -> ErrorContext {
-    ErrorContext::for_tests("/responses", "a response")
-}
-
 fn assemble(stateful: bool, stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
-    let (mut parser, mut turn) = (EventParser::default(), ResponsesAssembler::new(stateful));
-    parser.push(stream);
-    let mut events = VecDeque::new();
-    while let Some(event) = parser.next_event() {
-        match turn.read_event(&context(), &event.unwrap(), &mut events) {
-            Ok(ControlFlow::Continue(())) => {}
-            Ok(ControlFlow::Break(())) => break,
-            Err(error) => return (events.into(), Some(error)),
-        }
-    }
-    match turn.finish(&HeaderMap::new()) {
-        Ok(end) => {
-            events.extend(end);
-            (events.into(), None)
-        }
-        Err(error) => (events.into(), Some(error)),
-    }
-}
-
-fn folded(events: Vec<ChatEvent>) -> Completion {
-    let mut fold = Fold::default();
-    let mut completion = events
-        .into_iter()
-        .find_map(|event| fold.push(event))
-        .unwrap();
-    completion.message.id.clear();
-    completion
+    testing::assemble(ResponsesAssembler::new(stateful), stream)
 }
 
 fn answered(stateful: bool, body: &Value) -> Result<Completion, LlmError> {
-    let mut turn = ResponsesAssembler::new(stateful);
-    turn.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes())?;
-    turn.finish(&HeaderMap::new()).map(folded)
+    testing::answered(ResponsesAssembler::new(stateful), body)
 }
 
 #[test]
