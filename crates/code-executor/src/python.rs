@@ -143,8 +143,7 @@ async fn store(
         let (place, refused) = (directory.to_string(), artifacts.await?.refused);
         let refused = refused.iter().filter(|it| it.source != place);
         warnings.extend(refused.map(|it| format!("{} was not stored: {}", it.source, it.reason)));
-        let inner = sink.stored.into_inner();
-        stored = inner;
+        stored = sink.stored.into_inner();
     }
     warnings.truncate(MAX_WARNINGS);
     Ok((stored, warnings))

@@ -19,11 +19,8 @@ use serde_json::{Value, json};
 use super::content::{ChatContentPart, add_text, media_part, parts};
 use super::server::{Server, ServerQuirks, SignatureField};
 use crate::http::{
-    call_arguments, call_name, supports_strict_mode, unencodable, unsupported_block,
+    call_arguments, call_name, encode_list, supports_strict_mode, unsupported_block,
 };
-
-const MESSAGES_START: &[u8] = b",\"messages\":[";
-const MESSAGES_END: &[u8] = b"]}";
 
 /// End of a message with a cache mark on its last part.
 const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}]}";
@@ -61,14 +58,14 @@ impl ChatEncoder {
         request: &ChatRequest,
         limit: Option<u64>,
     ) -> Result<Vec<u8>, LlmError> {
-        let tools: &[u8] = if request.tools.is_empty() {
-            &[]
-        } else {
-            let forms = request.tools.forms();
-            let key = EncodingKey::new("chat tools", self.strict_tools.into());
-            forms.get_or_try_encode(key, || encode_tools(&request.tools, self.strict_tools))?
-        };
-        let mut body = vec![params, tools, MESSAGES_START];
+        let mut body = vec![params];
+        if !request.tools.is_empty() {
+            let (forms, strict) = (request.tools.forms(), self.strict_tools);
+            let key = EncodingKey::new("chat tools", strict.into());
+            let tools = forms.get_or_try_encode(key, || encode_tools(&request.tools, strict))?;
+            body.extend([b",\"tools\":[", &tools[..], b"],\"tool_choice\":\"auto\""]);
+        }
+        body.push(b",\"messages\":[");
         let marked = self.marked_messages(&request.messages);
         for (index, message) in request.messages.iter().enumerate() {
             if index > 0 {
@@ -82,7 +79,7 @@ impl ChatEncoder {
             }
         }
         let limit = limit.map(|limit| format!("],\"{}\":{limit}}}", self.quirks.token_limit));
-        body.push(limit.as_deref().map_or(MESSAGES_END, str::as_bytes));
+        body.push(limit.as_deref().map_or(&b"]}"[..], str::as_bytes));
         Ok(body.concat())
     }
 
@@ -125,9 +122,7 @@ impl ChatEncoder {
                 }
             }
         };
-        let bytes = serde_json::to_vec(&encoded).map_err(unencodable)?;
-        // The encoded form lives as long as its message, so it keeps no spare capacity.
-        Ok(bytes.into_boxed_slice().into())
+        encode_list([encoded])
     }
 
     fn assistant_message<'a>(
@@ -216,25 +211,19 @@ fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
         #[serde(skip_serializing_if = "Option::is_none")]
         strict: Option<bool>,
     }
-    let tools: Vec<_> = specs
-        .iter()
-        .map(|spec| ChatTool {
+    encode_list(specs.iter().map(|spec| {
+        let parameters = spec.has_parameters().then(|| spec.parameters());
+        let is_strict = strict && parameters.is_some_and(supports_strict_mode);
+        ChatTool {
             r#type: "function",
             function: ChatToolFunction {
                 name: spec.name(),
                 description: spec.description(),
-                parameters: spec.has_parameters().then(|| spec.parameters()),
-                strict: (strict
-                    && spec.has_parameters()
-                    && supports_strict_mode(spec.parameters()))
-                .then_some(true),
+                parameters,
+                strict: is_strict.then_some(true),
             },
-        })
-        .collect();
-    let mut field = b",\"tools\":".to_vec();
-    serde_json::to_writer(&mut field, &tools).map_err(unencodable)?;
-    field.extend_from_slice(b",\"tool_choice\":\"auto\"");
-    Ok(field.into())
+        }
+    }))
 }
 
 #[derive(Serialize)]

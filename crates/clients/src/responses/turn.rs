@@ -26,15 +26,7 @@ pub struct ResponsesAssembler {
     calls: Vec<u64>,
     usage: Option<ResponseUsage>,
     /// The end of the response, once received.
-    end: Option<ResponseEnd>,
-}
-
-#[derive(Debug)]
-struct ResponseEnd {
-    /// `None` if it depends on whether there are tool calls.
-    stop: Option<StopReason>,
-    id: Option<String>,
-    model: Option<String>,
+    end: Option<TurnEnd>,
 }
 
 impl ResponsesAssembler {
@@ -70,11 +62,15 @@ impl ResponsesAssembler {
                 self.read_item(errors, index, &item)?;
             }
         }
-        self.end = Some(ResponseEnd {
-            stop,
-            id: response.id.filter(|id| self.stateful && !id.is_empty()),
-            model: response.model,
-        });
+        let is_call = |block: &AssistantBlock| matches!(block, AssistantBlock::ToolCall(_));
+        let default_stop = match self.items.values().flatten().any(is_call) {
+            true => StopReason::ToolCalls,
+            false => StopReason::EndTurn,
+        };
+        let mut end = TurnEnd::new(stop.unwrap_or(default_stop), self.usage());
+        end.response_id = response.id.filter(|id| self.stateful && !id.is_empty());
+        end.served_by = response.model;
+        self.end = Some(end);
         Ok(())
     }
 
@@ -222,18 +218,8 @@ impl TurnAssembler for ResponsesAssembler {
     }
 
     fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
-        let usage = self.usage();
         let end = self.end.ok_or_else(incomplete_response)?;
-        let blocks: Vec<_> = self.items.into_values().flatten().collect();
-        let is_call = |block: &AssistantBlock| matches!(block, AssistantBlock::ToolCall(_));
-        let default_stop = match blocks.iter().any(is_call) {
-            true => StopReason::ToolCalls,
-            false => StopReason::EndTurn,
-        };
-        let mut turn_end = TurnEnd::new(end.stop.unwrap_or(default_stop), usage);
-        turn_end.response_id = end.id;
-        turn_end.served_by = end.model;
-        Ok((blocks, turn_end))
+        Ok((self.items.into_values().flatten().collect(), end))
     }
 }
 
