@@ -6,7 +6,7 @@ use cantle_core::code::{CodeError, RichResult};
 use cantle_core::sandbox::{Artifacts, Captured, Enforcement, ExitStatus, SpillFile};
 
 /// The result of one piece of code.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Execution {
     /// How it ended.
@@ -37,7 +37,7 @@ pub struct Execution {
 }
 
 /// How executed code ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExecutionOutcome {
     /// It ran to its end.
@@ -57,6 +57,7 @@ pub enum ExecutionOutcome {
     /// There is no usable Python, or it did not start.
     SetupFailed,
     /// It was only analysed.
+    #[default]
     NotExecuted,
 }
 
@@ -64,17 +65,7 @@ impl Execution {
     pub(crate) fn new(outcome: ExecutionOutcome) -> Self {
         Self {
             outcome,
-            exit: None,
-            stdout: Captured::default(),
-            stderr: Captured::default(),
-            stdout_file: None,
-            stderr_file: None,
-            results: Vec::new(),
-            error: None,
-            artifacts: Artifacts::default(),
-            enforcement: Vec::new(),
-            notes: Vec::new(),
-            duration: Duration::ZERO,
+            ..Self::default()
         }
     }
 

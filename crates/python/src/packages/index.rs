@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cantle_core::policy::HostPattern;
+use cantle_core::policy::{HostPattern, InvalidPolicy};
 use serde::Serialize;
 use url::Url;
 
@@ -198,7 +198,8 @@ impl PackageIndex {
         let pages = self.find_links.iter().filter_map(|it| Url::parse(it).ok());
         let urls = self.urls.iter().cloned().chain(pages);
         let urls = urls.filter(|url| url.scheme() != "file");
-        urls.map(|url| host_of(&url)).collect()
+        let invalid = |error| PackageError::invalid(format!("the package index: {error}"));
+        urls.map(|url| host_of(&url).map_err(invalid)).collect()
     }
 
     /// Returns the directories of this machine that have packages, and the file of certificates.
@@ -213,14 +214,12 @@ impl PackageIndex {
 }
 
 /// Returns the pattern for the host of a URL.
-fn host_of(url: &Url) -> Result<HostPattern, PackageError> {
+pub(super) fn host_of(url: &Url) -> Result<HostPattern, InvalidPolicy> {
     let host = url.host_str().unwrap_or_default();
-    let pattern = match url.port() {
-        Some(port) => format!("{host}:{port}"),
-        None => host.to_owned(),
-    };
-    let pattern = pattern.parse();
-    pattern.map_err(|error| PackageError::invalid(format!("the package index: {error}")))
+    match url.port() {
+        Some(port) => format!("{host}:{port}").parse(),
+        None => host.parse(),
+    }
 }
 
 fn words_of(value: &toml::Value) -> Vec<String> {

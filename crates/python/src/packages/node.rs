@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use url::Url;
 
+use super::index::host_of;
 use super::installer::{MAX_RESULT_BYTES, TIMEOUT};
 use super::store::InstalledSet;
 use super::{PackageError, PackageStore, SetContent, SetInstaller};
@@ -286,7 +287,11 @@ impl<'r> NodeInstaller<'r> {
         };
         let registry = configured.unwrap_or_else(|| default.to_owned());
         let mut hosts = request.hosts.clone();
-        hosts.push(host_of(&registry)?);
+        let host = Url::parse(registry.trim())
+            .ok()
+            .and_then(|url| host_of(&url).ok());
+        let invalid = || PackageError::invalid("the registry of npm is no URL with a host name");
+        hosts.push(host.ok_or_else(invalid)?);
         let dependencies = BTreeMap::from([(&request.name, &request.version)]);
         Ok(Self {
             backend,
@@ -398,18 +403,6 @@ fn of_this_machine() -> Option<String> {
         value.map(|(_, value)| value.trim().to_owned())
     };
     std::env::var("npm_config_registry").ok().or_else(from_file)
-}
-
-fn host_of(registry: &str) -> Result<HostPattern, PackageError> {
-    let url = Url::parse(registry.trim()).ok();
-    let host = url
-        .as_ref()
-        .and_then(|url| Some((url.host_str()?, url.port())));
-    let pattern = host.and_then(|(host, port)| match port {
-        Some(port) => format!("{host}:{port}").parse().ok(),
-        None => host.parse().ok(),
-    });
-    pattern.ok_or_else(|| PackageError::invalid("the registry of npm is no URL with a host name"))
 }
 
 #[cfg(test)]
