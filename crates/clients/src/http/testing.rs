@@ -1,11 +1,14 @@
-//! Turns of a dialect from a stream and from a body, for the tests of assemblers.
+//! Turns of a dialect from a stream and from a body, and content, for the tests of dialects.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use cantle_core::content::Media;
 use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError};
+use cantle_core::message::AssistantBlock;
+use cantle_core::tool::ToolSpec;
 use reqwest::header::HeaderMap;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ErrorContext, TurnAssembler};
 use crate::sse::EventParser;
@@ -60,4 +63,33 @@ pub(crate) fn folded(events: Vec<ChatEvent>) -> Completion {
 pub(crate) fn answered(mut turn: impl TurnAssembler, body: &Value) -> Result<Completion, LlmError> {
     turn.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes())?;
     turn.finish(&HeaderMap::new()).map(folded)
+}
+
+pub(crate) fn reasoning(content: &str) -> AssistantBlock {
+    let content = content.to_owned();
+    AssistantBlock::Reasoning { content }
+}
+
+pub(crate) fn signed_reasoning(signature: &str, content: &str) -> AssistantBlock {
+    let (signature, content) = (signature.to_owned(), content.to_owned());
+    AssistantBlock::SignedReasoning { signature, content }
+}
+
+pub(crate) fn redacted_reasoning(data: &str) -> AssistantBlock {
+    let data = data.to_owned();
+    AssistantBlock::RedactedReasoning { data }
+}
+
+pub(crate) fn opaque(data: &str) -> AssistantBlock {
+    let data = data.to_owned();
+    AssistantBlock::Opaque { data }
+}
+
+pub(crate) fn png() -> Media {
+    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
+}
+
+pub(crate) fn look() -> ToolSpec {
+    let parameters = json!({"type": "object", "properties": {"at": {"type": "string"}}});
+    ToolSpec::new("look", "Lists files.", parameters)
 }

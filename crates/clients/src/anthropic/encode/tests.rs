@@ -7,6 +7,7 @@ use cantle_core::tool::ToolSpec;
 use serde_json::{Value, json};
 
 use super::body;
+use crate::http::testing::{look, opaque, png, reasoning, redacted_reasoning, signed_reasoning};
 
 const HEAD: &[u8] = br#"{"model":"m""#;
 
@@ -14,15 +15,6 @@ fn sent(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Value {
     let messages = messages.into_iter().map(Into::into).collect();
     let body = body(HEAD, &ChatRequest::new(messages, ToolSpecs::new(tools))).unwrap();
     serde_json::from_slice(&body).unwrap()
-}
-
-fn look() -> ToolSpec {
-    let parameters = json!({"type": "object", "properties": {"at": {"type": "string"}}});
-    ToolSpec::new("look", "Lists files.", parameters)
-}
-
-fn png() -> Media {
-    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
 }
 
 fn call(id: &str, arguments: &str) -> ToolCall {
@@ -46,19 +38,12 @@ fn conversation() -> Vec<Message> {
         Message::user("What is here?"),
         Message::user(""),
         assistant(vec![
-            AssistantBlock::SignedReasoning {
-                signature: "sig".to_owned(),
-                content: "Hm.".to_owned(),
-            },
-            AssistantBlock::RedactedReasoning {
-                data: "xyz".to_owned(),
-            },
+            signed_reasoning("sig", "Hm."),
+            redacted_reasoning("xyz"),
             AssistantBlock::text("Let me look."),
             AssistantBlock::text(""),
             AssistantBlock::ToolCall(call("toolu_1", r#"{"at": "größe",  "n": 1.50}"#)),
-            AssistantBlock::Opaque {
-                data: r#"{"type":"server_tool_use","id":"s"}"#.to_owned(),
-            },
+            opaque(r#"{"type":"server_tool_use","id":"s"}"#),
             AssistantBlock::ToolCall(call("toolu_2", "")),
             AssistantBlock::ToolCall(call("toolu_3", "{\"at\": ")),
         ]),
@@ -132,16 +117,9 @@ fn invalid_ids_are_rewritten_in_calls_and_results() {
 
 #[test]
 fn unsigned_and_final_thinking_is_left_out() {
-    let unsigned = || AssistantBlock::Reasoning {
-        content: "unsigned".to_owned(),
-    };
-    let signed = || AssistantBlock::SignedReasoning {
-        signature: "sig".to_owned(),
-        content: "Hm.".to_owned(),
-    };
-    let redacted = || AssistantBlock::RedactedReasoning {
-        data: "xyz".to_owned(),
-    };
+    let unsigned = || reasoning("unsigned");
+    let signed = || signed_reasoning("sig", "Hm.");
+    let redacted = || redacted_reasoning("xyz");
     let body = sent(
         vec![
             Message::user("Hi"),
@@ -257,12 +235,7 @@ fn unsupported_content_is_rejected() {
         rejected(turn.into()),
         "message t contains a signed `text` block, which Anthropic Messages cannot represent"
     );
-    for block in [
-        AssistantBlock::Opaque {
-            data: "no JSON".to_owned(),
-        },
-        AssistantBlock::Media(png()),
-    ] {
+    for block in [opaque("no JSON"), AssistantBlock::Media(png())] {
         rejected(assistant(vec![block]));
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::ChatEncoder;
 use crate::chat::Server;
+use crate::http::testing::{opaque, png, reasoning, redacted_reasoning, signed_reasoning};
 
 const HEAD: &[u8] = br#"{"model":"m""#;
 
@@ -22,10 +23,6 @@ fn encoded(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Vec<u8> {
 fn json_of(messages: Vec<Message>) -> Value {
     let body: Value = serde_json::from_slice(&encoded(messages, Vec::new())).unwrap();
     body["messages"].clone()
-}
-
-fn png() -> Media {
-    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
 }
 
 fn assistant(blocks: Vec<AssistantBlock>) -> Message {
@@ -47,12 +44,8 @@ fn messages_of_every_role() {
         Message::user("What is here?"),
         Message::user(""),
         assistant(vec![
-            AssistantBlock::Reasoning {
-                content: "I should ".to_owned()
-            },
-            AssistantBlock::Reasoning {
-                content: "look.".to_owned()
-            },
+            reasoning("I should "),
+            reasoning("look."),
             AssistantBlock::text("Let me "),
             AssistantBlock::text("look."),
             AssistantBlock::ToolCall(call("call_1")),
@@ -69,13 +62,8 @@ fn signed_reasoning_is_sent_back_by_block() {
     let mut signed_call = call("call_1");
     signed_call.signature = Some("sig-c".to_owned());
     insta::assert_json_snapshot!(json_of(vec![assistant(vec![
-        AssistantBlock::SignedReasoning {
-            signature: "sig-a".to_owned(),
-            content: "First.".to_owned()
-        },
-        AssistantBlock::RedactedReasoning {
-            data: "opaque".to_owned()
-        },
+        signed_reasoning("sig-a", "First."),
+        redacted_reasoning("opaque"),
         AssistantBlock::SignedReasoning {
             signature: "sig-b".to_owned(),
             content: String::new()
@@ -220,9 +208,7 @@ fn unsupported_content_is_rejected() {
             content: None,
             summary: vec![],
         },
-        AssistantBlock::Opaque {
-            data: "{}".to_owned(),
-        },
+        opaque("{}"),
     ];
     let messages: Vec<_> = blocks
         .into_iter()
@@ -254,12 +240,7 @@ fn server_specific_messages(signature: Option<&str>) -> Vec<Message> {
     vec![
         Message::system("Be brief."),
         Message::user("What is here?"),
-        assistant(vec![
-            AssistantBlock::Reasoning {
-                content: "Hm.".to_owned(),
-            },
-            AssistantBlock::ToolCall(signed),
-        ]),
+        assistant(vec![reasoning("Hm."), AssistantBlock::ToolCall(signed)]),
         result,
         assistant(vec![AssistantBlock::ToolCall(call("call_2"))]),
         Message::user("Go on."),
@@ -302,9 +283,7 @@ fn reasoning_details_are_sent_back_to_openrouter() {
     let data = r#"{"reasoning_details":[{"type":"reasoning.encrypted","data":"x"}]}"#;
     let turn = || {
         assistant(vec![
-            AssistantBlock::Reasoning {
-                content: "Hm.".to_owned(),
-            },
+            reasoning("Hm."),
             AssistantBlock::Opaque {
                 data: data.to_owned(),
             },

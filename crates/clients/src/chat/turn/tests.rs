@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use super::ChatAssembler;
 use crate::chat::wire::ChatMessage;
 use crate::http::TurnAssembler as _;
-use crate::http::testing::{answered, assemble, folded};
+use crate::http::testing::{
+    answered, assemble, folded, reasoning, redacted_reasoning, signed_reasoning,
+};
 
 /// Returns the deltas and blocks of a message streamed in `pieces`.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
@@ -44,9 +46,7 @@ fn blocks_are_ordered_reasoning_text_calls() {
     assert_eq!(
         blocks,
         [
-            AssistantBlock::Reasoning {
-                content: "Hm.".to_owned()
-            },
+            reasoning("Hm."),
             AssistantBlock::text("Hello"),
             call("a", "f", "{}"),
         ]
@@ -61,12 +61,7 @@ fn reasoning_is_read_once_from_either_field() {
         json!({"reasoning": "c", "reasoning_content": ""}),
     ]);
     assert_eq!(deltas.len(), 3);
-    assert_eq!(
-        blocks,
-        [AssistantBlock::Reasoning {
-            content: "abc".to_owned()
-        }]
-    );
+    assert_eq!(blocks, [reasoning("abc")]);
 }
 
 #[test]
@@ -92,12 +87,7 @@ fn content_in_parts_is_split_into_reasoning_and_text() {
         assert_eq!(deltas.len(), count.max(2));
         assert_eq!(
             blocks,
-            [
-                AssistantBlock::Reasoning {
-                    content: "Hm. Yes.".to_owned()
-                },
-                AssistantBlock::text("Hello"),
-            ]
+            [reasoning("Hm. Yes."), AssistantBlock::text("Hello"),]
         );
     }
 }
@@ -122,17 +112,9 @@ fn thinking_blocks_end_with_their_signature() {
     assert_eq!(
         blocks,
         [
-            AssistantBlock::SignedReasoning {
-                signature: "sig1".to_owned(),
-                content: "one more".to_owned()
-            },
-            AssistantBlock::RedactedReasoning {
-                data: "xyz".to_owned()
-            },
-            AssistantBlock::SignedReasoning {
-                signature: "sig2".to_owned(),
-                content: "two".to_owned()
-            },
+            signed_reasoning("sig1", "one more"),
+            redacted_reasoning("xyz"),
+            signed_reasoning("sig2", "two"),
             AssistantBlock::text("Done."),
         ]
     );
@@ -143,12 +125,7 @@ fn a_thinking_block_without_signature_is_plain_reasoning() {
     let (_, blocks) = streamed(vec![
         json!({"reasoning_content": "x", "thinking_blocks": [{"type": "thinking", "thinking": "x"}]}),
     ]);
-    assert_eq!(
-        blocks,
-        [AssistantBlock::Reasoning {
-            content: "x".to_owned()
-        }]
-    );
+    assert_eq!(blocks, [reasoning("x")]);
 }
 
 #[test]
@@ -157,17 +134,7 @@ fn reasoning_is_kept_if_all_blocks_are_redacted() {
         "reasoning_content": "x",
         "thinking_blocks": [{"type": "redacted_thinking", "data": "d"}]
     })]);
-    assert_eq!(
-        blocks,
-        [
-            AssistantBlock::Reasoning {
-                content: "x".to_owned()
-            },
-            AssistantBlock::RedactedReasoning {
-                data: "d".to_owned()
-            },
-        ]
-    );
+    assert_eq!(blocks, [reasoning("x"), redacted_reasoning("d"),]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use reqwest::header::HeaderMap;
 
 use super::{BodyChunks, event_stream};
 use crate::chat::ChatClient;
+use crate::http::testing::reasoning;
 
 impl<S: Stream<Item = Result<Bytes, LlmError>> + Send + Unpin> BodyChunks for S {
     async fn chunk(&mut self) -> Result<Option<Bytes>, LlmError> {
@@ -64,9 +65,7 @@ async fn text(text: &str) -> (Vec<ChatEvent>, Option<LlmError>) {
 
 fn blocks() -> Vec<AssistantBlock> {
     vec![
-        AssistantBlock::Reasoning {
-            content: "Hm".to_owned(),
-        },
+        reasoning("Hm"),
         AssistantBlock::text("Grüße"),
         AssistantBlock::ToolCall(ToolCall::new(Some("a".to_owned()), "f", "{}")),
     ]

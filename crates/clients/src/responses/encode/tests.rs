@@ -1,19 +1,14 @@
-use cantle_core::content::{Content, Media, Part};
+use cantle_core::content::{Content, Part};
 use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage,
 };
-use cantle_core::tool::ToolSpec;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{ConversationMode, body};
+use crate::http::testing::{look, opaque, png, reasoning, signed_reasoning};
 
 const HEAD: &[u8] = br#"{"model":"m""#;
-
-fn look() -> ToolSpec {
-    let parameters = json!({"type": "object", "properties": {"at": {"type": "string"}}});
-    ToolSpec::new("look", "Lists files.", parameters)
-}
 
 fn call(id: &str) -> ToolCall {
     ToolCall::new(
@@ -21,10 +16,6 @@ fn call(id: &str) -> ToolCall {
         "look",
         r#"{"at": "größe",  "n": 1.50}"#,
     )
-}
-
-fn png() -> Media {
-    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
 }
 
 fn text(text: &str, phase: Option<&str>) -> AssistantBlock {
@@ -46,13 +37,9 @@ fn conversation(id: Option<&str>) -> Vec<SharedMessage> {
         text("Let me ", Some("commentary")),
         text("look.", Some("commentary")),
         AssistantBlock::ToolCall(call("call_1")),
-        AssistantBlock::Opaque {
-            data: r#"{"type":"web_search_call","id":"ws_1"}"#.to_owned(),
-        },
+        opaque(r#"{"type":"web_search_call","id":"ws_1"}"#),
         text("And here.", None),
-        AssistantBlock::Reasoning {
-            content: "in plain sight".to_owned(),
-        },
+        reasoning("in plain sight"),
         AssistantBlock::ToolCall(call("call_2")),
     ]);
     turn.provider_response_id = id.map(str::to_owned);
@@ -164,21 +151,10 @@ fn unsupported_content_is_rejected() {
     signed.signature = Some("sig".to_owned());
     let cases = [
         (only_named.clone(), "`reasoning_ref`"),
-        (
-            AssistantBlock::SignedReasoning {
-                signature: "s".to_owned(),
-                content: "c".to_owned(),
-            },
-            "`signed_reasoning`",
-        ),
+        (signed_reasoning("s", "c"), "`signed_reasoning`"),
         (AssistantBlock::ToolCall(signed), "signed `tool_call`"),
         (AssistantBlock::Media(png()), "`image_content_block`"),
-        (
-            AssistantBlock::Opaque {
-                data: "no JSON".to_owned(),
-            },
-            "`opaque`",
-        ),
+        (opaque("no JSON"), "`opaque`"),
     ];
     for (block, named) in cases {
         let turn = Message::from(AssistantMessage::new(vec![block]));

@@ -4,7 +4,7 @@ use cantle_core::usage::TokenUsage;
 use serde_json::{Value, json};
 
 use super::ResponsesAssembler;
-use crate::http::testing::{self, folded};
+use crate::http::testing::{self, folded, reasoning};
 
 /// Reasoning, a message between it and a call, a second call, and an item that is not known here.
 fn output() -> Value {
@@ -132,9 +132,7 @@ fn unencrypted_reasoning_is_referenced_if_stored() {
         content: content.map(str::to_owned),
         summary: vec!["S".to_owned()],
     };
-    let plain = AssistantBlock::Reasoning {
-        content: "S".to_owned(),
-    };
+    let plain = reasoning("S");
     assert_eq!(blocks(true, item(json!(null))), [named(None)]);
     assert_eq!(blocks(false, item(shown)), [named(Some("R"))]);
     assert_eq!(blocks(false, item(json!(null))), [plain]);
