@@ -19,8 +19,8 @@ use cantle_core::sandbox::{
     SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
 };
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
-    ToolProperties, ToolProvider, ToolSet, tool_set,
+    DynTool, OpenContext, ProviderError, Requirements, ToolContext, ToolError, ToolOutput,
+    ToolProvider, ToolSet, tool_set,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -126,16 +126,21 @@ impl ToolProvider for PythonTool {
             describe_packages(&mut description, packages, &python.program);
         }
         let marker = SandboxPath::new(format!(".cantle/python-{}", cx.run));
-        let tool = DynTool::new(RunPython {
+        let tool = Arc::new(RunPython {
             session: Arc::clone(&session),
             policy: self.interpreter.policy.clone(),
             timeout: self.interpreter.timeout,
             images: self.images,
             limits,
-            description,
             marker: marker.ok(),
             had_predecessor: OnceCell::new(),
         });
+        let tool = DynTool::from_fn(NAME, description, move |params, cx| {
+            let tool = Arc::clone(&tool);
+            async move { tool.call(params, cx).await }
+        })
+        // Each execution has its own, and keeps what it wrote by then.
+        .with_timeout(None);
         // A sandbox of its own is not the session's, but is closed with the tool.
         Ok(tool_set(vec![tool], move || async move {
             match is_owned {
@@ -153,7 +158,6 @@ struct RunPython {
     timeout: Duration,
     images: bool,
     limits: RenderLimits,
-    description: String,
     /// A file that says that the run had an interpreter in this sandbox.
     marker: Option<SandboxPath>,
     /// Whether there was one when the first call began: the run was resumed.
@@ -341,25 +345,7 @@ fn result_image(result: &RichResult) -> Option<Media> {
     Media::image(BASE64.decode(encoded.trim()).ok()?).ok()
 }
 
-impl Tool for RunPython {
-    type Params = Params;
-
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn description(&self) -> &str {
-        &self.description
-    }
-
-    fn properties(&self) -> ToolProperties {
-        ToolProperties {
-            // Each execution has its own, and keeps what it wrote by then.
-            timeout: None,
-            ..ToolProperties::default()
-        }
-    }
-
+impl RunPython {
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let is_first = !self.had_predecessor.initialized();
         let had_predecessor = self

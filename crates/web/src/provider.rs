@@ -8,14 +8,14 @@ use async_trait::async_trait;
 use cantle_core::content::ImageLimits;
 use cantle_core::policy::HostPattern;
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Requirements, ToolProvider, ToolSet, tool_set,
+    OpenContext, ProviderError, Requirements, ToolProvider, ToolSet, tool_set,
 };
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::fetch::Fetcher;
-use crate::page::{FetchWebPage, PageSettings};
-use crate::search::{SearchProvider, WebSearch};
+use crate::page::{PageSettings, fetch_web_page};
+use crate::search::{SearchProvider, web_search};
 
 /// Default time limit of a call: a fetch with redirects and extraction, or a search with its retries.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -108,10 +108,9 @@ impl ToolProvider for WebTools {
     }
 
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
-        let mut tools = vec![DynTool::new(FetchWebPage::new(self.page.clone()))];
+        let mut tools = vec![fetch_web_page(self.page.clone())];
         if let Some(provider) = &self.search {
-            let search = WebSearch::new(Arc::clone(provider), self.page.timeout);
-            tools.push(DynTool::new(search));
+            tools.push(web_search(Arc::clone(provider), self.page.timeout));
         }
         Ok(tool_set(tools, || ready(Ok(()))))
     }
