@@ -161,8 +161,15 @@ fn value_of(text: String, field: &Value) -> Result<Value, ToolError> {
         Some("boolean") => Ok(Value::Bool(text == "yes")),
         Some("string") | None => Ok(Value::String(text)),
         Some("array") => Ok(Value::Array(vec![Value::String(text)])),
-        Some(_) => serde_json::from_str(&text)
-            .map_err(|_| ToolError::failed("The user's answer has another type.")),
+        Some(kind) => {
+            let value: Option<Value> = serde_json::from_str(&text).ok();
+            let value = value.filter(|value| match kind {
+                "integer" => value.is_i64() || value.is_u64(),
+                "number" => value.is_number(),
+                _ => true,
+            });
+            value.ok_or_else(|| ToolError::failed("The user's answer has another type."))
+        }
     }
 }
 
@@ -238,6 +245,29 @@ impl ClientHandler for Handler {
             }
             Ok(None) => declined,
             Err(_) => Ok(ElicitResult::new(ElicitationAction::Cancel)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_of_another_type_than_its_field_fails() {
+        for (kind, text, expected) in [
+            ("integer", "12", Some(json!(12))),
+            ("integer", "1.5", None),
+            ("integer", "true", None),
+            ("number", "1.5", Some(json!(1.5))),
+            ("number", "[1]", None),
+            ("number", "many", None),
+            ("string", "12", Some(json!("12"))),
+        ] {
+            let value = value_of(text.to_owned(), &json!({"type": kind}));
+            assert_eq!(value.ok(), expected, "{kind} {text}");
         }
     }
 }
