@@ -132,14 +132,14 @@ impl PackageIndex {
         let has_default = first.is_none() && !is_offline;
         let urls = first.iter().chain(&more).flatten();
         // `UV_INDEX` may name an index, as in `internal=https://…`.
-        let urls = urls.map(|url| {
-            url.split_once("=http")
-                .map_or(url.clone(), |it| format!("http{}", it.1))
+        let urls = urls.map(|url| match url.split_once('=') {
+            Some((name, url)) if !name.contains("://") => url,
+            _ => url.as_str(),
         });
         Self {
             urls: match is_offline {
                 true => Vec::new(),
-                false => urls.filter_map(|url| Url::parse(&url).ok()).collect(),
+                false => urls.filter_map(|url| Url::parse(url).ok()).collect(),
             },
             has_default,
             find_links: find_links.unwrap_or_default(),
@@ -313,6 +313,19 @@ mod tests {
             of_variable.hosts().unwrap()[0].to_string(),
             "v.example.org:8443"
         );
+        let named = index(
+            &[(
+                "UV_INDEX",
+                "in=https://i.example.org/?of=https://o.example.org https://j.example.org/?of=https://o.example.org",
+            )],
+            &[],
+        );
+        let places = [
+            "default",
+            "https://i.example.org/?of=https://o.example.org",
+            "https://j.example.org/?of=https://o.example.org",
+        ];
+        assert_eq!(named.places(), places);
         let offline = index(&[("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", "/w /v")], &[]);
         assert_eq!(
             (offline.places(), offline.is_remote()),
