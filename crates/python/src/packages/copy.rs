@@ -1,15 +1,15 @@
 //! Copies of sets, for sandboxes that see none of this machine's files.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Read as _, Write as _};
+use std::fs::File;
+use std::io::{self, BufWriter, Read as _};
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
 
 use super::PackageSet;
 use super::store::archive_of;
@@ -74,15 +74,15 @@ impl PackageSet {
 fn archive(directory: &Path) -> io::Result<String> {
     let path = archive_of(directory);
     if !path.exists() {
-        // Of this call, because another one may do the same.
-        let temporary = directory.with_extension(format!("{}.new", unique_id()));
-        let encoder = GzEncoder::new(File::create(&temporary)?, Compression::fast());
+        // Of this call, because another one may do the same. One that is not completed is removed.
+        let temporary = NamedTempFile::new_in(directory.parent().unwrap_or(directory))?;
+        let encoder = GzEncoder::new(temporary, Compression::fast());
         let mut packed = tar::Builder::new(BufWriter::new(encoder));
         packed.follow_symlinks(false);
         packed.append_dir_all("lib", directory.join("lib"))?;
         let encoder = packed.into_inner()?.into_inner().map_err(io::Error::from)?;
-        encoder.finish()?.flush()?;
-        fs::rename(&temporary, &path)?;
+        let complete = encoder.finish()?.persist(&path);
+        complete.map_err(|error| error.error)?;
     }
     let (mut file, mut digest) = (File::open(&path)?, Sha256::new());
     let mut piece = vec![0; 1 << 16];
@@ -97,9 +97,18 @@ fn archive(directory: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::thread;
+    use std::{fs, thread};
 
     use super::*;
+
+    #[test]
+    fn an_archive_that_fails_leaves_nothing() {
+        let store = tempfile::tempdir().unwrap();
+        let set = store.path().join("set");
+        fs::create_dir(&set).unwrap();
+        archive(&set).unwrap_err();
+        assert_eq!(fs::read_dir(store.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn an_archive_that_is_packed_several_times_at_once_is_whole() {
