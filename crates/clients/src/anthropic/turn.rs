@@ -18,19 +18,14 @@ use crate::sse::Event;
 /// An incomplete turn.
 #[derive(Debug, Default)]
 pub struct AnthropicAssembler {
-    blocks: Vec<PendingBlock>,
+    /// The blocks with their indices in the stream.
+    blocks: Vec<(u64, PendingContent)>,
     model: Option<String>,
     stop_reason: Option<String>,
     usage: Option<MessageUsage>,
 }
 
-/// An incomplete block with its index in the stream.
-#[derive(Debug)]
-struct PendingBlock {
-    index: u64,
-    content: PendingContent,
-}
-
+/// The content of an incomplete block.
 #[derive(Debug)]
 enum PendingContent {
     Text(String),
@@ -74,7 +69,7 @@ impl TurnAssembler for AnthropicAssembler {
         for (index, block) in (0..).zip(content) {
             let content = self.start_block(block.get());
             let content = content.map_err(|error| invalid(&error.to_string()))?;
-            self.blocks.push(PendingBlock { index, content });
+            self.blocks.push((index, content));
         }
         self.model = message.model;
         self.stop_reason = message.stop_reason;
@@ -100,15 +95,15 @@ impl TurnAssembler for AnthropicAssembler {
                 let content = self.start_block(&content_block.to_string());
                 let content = content.map_err(|error| errors.unreadable_event(event, &error))?;
                 deltas.extend(content.first_delta());
-                self.blocks.push(PendingBlock { index, content });
+                self.blocks.push((index, content));
             }
             MessageStreamEvent::ContentBlockDelta { index, delta } => {
                 let mut blocks = self.blocks.iter_mut().rev();
-                let Some(block) = blocks.find(|block| block.index == index) else {
+                let Some((_, content)) = blocks.find(|(at, _)| *at == index) else {
                     let message = "the server sent a delta for a block that it did not start";
                     return Err(errors.protocol(message));
                 };
-                deltas.extend(block.content.add(delta));
+                deltas.extend(content.add(delta));
             }
             MessageStreamEvent::MessageDelta { delta, usage } => {
                 self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
@@ -138,7 +133,7 @@ impl TurnAssembler for AnthropicAssembler {
         let stop_reason = self.stop_reason.ok_or_else(incomplete_response)?;
         let usage = self.usage.map(MessageUsage::to_token_usage);
         let blocks = self.blocks.into_iter();
-        let blocks = blocks.filter_map(|block| block.content.into_block());
+        let blocks = blocks.filter_map(|(_, content)| content.into_block());
         let mut end = TurnEnd::new(parse_stop_reason(&stop_reason)?, usage);
         end.served_by = self.model;
         Ok((blocks.collect(), end))
@@ -173,8 +168,9 @@ impl AnthropicAssembler {
     }
 
     fn call_count(&self) -> usize {
-        let is_call = |block: &&PendingBlock| matches!(block.content, PendingContent::Call { .. });
-        self.blocks.iter().filter(is_call).count()
+        let contents = self.blocks.iter().map(|(_, content)| content);
+        let is_call = |content: &&PendingContent| matches!(content, PendingContent::Call { .. });
+        contents.filter(is_call).count()
     }
 }
 
