@@ -26,7 +26,7 @@ impl LegacyExecutionOptions {
         mut policy: Option<CapabilityPolicy>,
         warnings: &mut Vec<Warning>,
     ) -> (Tier, Option<CapabilityPolicy>) {
-        let mut warn = |message: String| {
+        let mut warn = |message: &str| {
             warnings.push(Warning::new(WarningCategory::Deprecation, message));
         };
         let is_static = tier == Tier::Static;
@@ -34,8 +34,7 @@ impl LegacyExecutionOptions {
             match tier {
                 Tier::Static => {
                     warn(
-                        "allow_unsafe_execution is deprecated; use execution_tier='local_unsafe'."
-                            .to_owned(),
+                        "allow_unsafe_execution is deprecated; use execution_tier='local_unsafe'.",
                     );
                     // With a timeout, a tier whose policy has one.
                     tier = match self.timeout {
@@ -43,7 +42,7 @@ impl LegacyExecutionOptions {
                         None => Tier::LocalUnsafe,
                     };
                 }
-                Tier::DockerUnsafe | Tier::Docker => warn(format!(
+                Tier::DockerUnsafe | Tier::Docker => warn(&format!(
                     "allow_unsafe_execution is deprecated and has no effect on the '{tier}' tier."
                 )),
                 Tier::Local | Tier::LocalUnsafe => {}
@@ -52,12 +51,13 @@ impl LegacyExecutionOptions {
         if self.use_sandbox {
             match tier {
                 Tier::Docker => {}
-                Tier::DockerUnsafe => warn(
-                    "use_sandbox is deprecated and has no effect on the 'docker_unsafe' tier."
-                        .to_owned(),
-                ),
+                Tier::DockerUnsafe => {
+                    warn(
+                        "use_sandbox is deprecated and has no effect on the 'docker_unsafe' tier.",
+                    );
+                }
                 _ => {
-                    warn("use_sandbox is deprecated; use execution_tier='docker'.".to_owned());
+                    warn("use_sandbox is deprecated; use execution_tier='docker'.");
                     tier = Tier::Docker;
                 }
             }
@@ -65,17 +65,14 @@ impl LegacyExecutionOptions {
         if let Some(timeout) = self.timeout {
             match tier {
                 Tier::Static => {
-                    warn("timeout is deprecated and has no effect on the static tier.".to_owned());
+                    warn("timeout is deprecated and has no effect on the static tier.");
                 }
                 Tier::Local | Tier::Docker => {
-                    warn(
-                        "timeout is deprecated; use policy=CapabilityPolicy(timeout=...)."
-                            .to_owned(),
-                    );
+                    warn("timeout is deprecated; use policy=CapabilityPolicy(timeout=...).");
                     let base = policy.take().or_else(|| tier.default_policy());
                     policy = base.map(|base| CapabilityPolicy { timeout, ..base });
                 }
-                _ => warn(format!(
+                _ => warn(&format!(
                     "timeout is deprecated and ignored for the '{tier}' tier."
                 )),
             }

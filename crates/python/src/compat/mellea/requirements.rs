@@ -141,10 +141,8 @@ impl Requirement {
             Self::OutputSizeLimit { limit_chars, tier } => {
                 let requirement = PythonExecutionReq {
                     tier: *tier,
-                    policy: None,
-                    allowed_imports: None,
                     max_output_chars: Some(*limit_chars),
-                    warnings: Vec::new(),
+                    ..PythonExecutionReq::default()
                 };
                 requirement.validate_code(mellea, &code).await
             }
