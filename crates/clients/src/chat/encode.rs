@@ -5,13 +5,13 @@
 //! last, so that a request starts with the bytes of the previous one while the history only grows.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, EncodingKey, Message, SharedMessage, ToolCall,
 };
-use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -131,7 +131,6 @@ impl ChatEncoder {
     ) -> Result<RequestMessage<'a>, LlmError> {
         let quirks = &self.quirks;
         let mut encoded = RequestMessage::new("assistant", Vec::new());
-        let mut content = Vec::new();
         let mut reasoning = String::new();
         for block in &message.blocks {
             let unsupported = || unsupported_block("Chat Completions", block, &message.id);
@@ -139,7 +138,7 @@ impl ChatEncoder {
                 AssistantBlock::Text {
                     text,
                     signature: None,
-                } => add_text(&mut content, text),
+                } => add_text(&mut encoded.content, text),
                 AssistantBlock::Reasoning { content } => reasoning.push_str(content),
                 AssistantBlock::SignedReasoning { signature, content }
                     if quirks.thinking_blocks =>
@@ -166,19 +165,15 @@ impl ChatEncoder {
                         .tool_calls
                         .push(RequestToolCall::new(call, quirks.signature));
                 }
-                AssistantBlock::Media(media) => content.push(media_part(media, quirks)?),
+                AssistantBlock::Media(media) => encoded.content.push(media_part(media, quirks)?),
                 _ => return Err(unsupported()),
             }
-        }
-        if !content.is_empty() {
-            encoded.content = RequestContent::Parts(content);
         }
         let is_required = quirks.reasoning_with_calls && !encoded.tool_calls.is_empty();
         // `reasoning_details` contain the same text.
         if (!reasoning.is_empty() || is_required) && encoded.reasoning_details.is_none() {
             let fields = quirks.reasoning.iter();
-            encoded.reasoning =
-                NamedFields(fields.map(|field| (*field, reasoning.clone())).collect());
+            encoded.reasoning = fields.map(|field| (*field, reasoning.clone())).collect();
         }
         Ok(encoded)
     }
@@ -226,7 +221,7 @@ fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     }))
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct RequestMessage<'a> {
     role: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -234,9 +229,11 @@ struct RequestMessage<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<Cow<'a, str>>,
     // The last field of input messages, as `UNMARKED_END` assumes.
-    content: RequestContent<'a>,
+    #[serde(serialize_with = "parts_or_empty_text")]
+    content: Vec<ChatContentPart<'a>>,
+    /// Fields with server-specific names.
     #[serde(flatten)]
-    reasoning: NamedFields,
+    reasoning: BTreeMap<&'static str, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_details: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -245,43 +242,24 @@ struct RequestMessage<'a> {
     tool_calls: Vec<RequestToolCall<'a>>,
 }
 
-/// Fields with server-specific names.
-struct NamedFields(Vec<(&'static str, String)>);
-
-impl Serialize for NamedFields {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (name, value) in &self.0 {
-            map.serialize_entry(name, value)?;
-        }
-        map.end()
-    }
-}
-
 impl<'a> RequestMessage<'a> {
     fn new(role: &'static str, content: Vec<ChatContentPart<'a>>) -> Self {
         Self {
             role,
-            content: if content.is_empty() {
-                RequestContent::Empty("")
-            } else {
-                RequestContent::Parts(content)
-            },
-            reasoning: NamedFields(Vec::new()),
-            reasoning_details: None,
-            thinking_blocks: Vec::new(),
-            tool_calls: Vec::new(),
-            tool_call_id: None,
-            name: None,
+            content,
+            ..Self::default()
         }
     }
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
-enum RequestContent<'a> {
-    Empty(&'static str),
-    Parts(Vec<ChatContentPart<'a>>),
+fn parts_or_empty_text<S: Serializer>(
+    parts: &[ChatContentPart<'_>],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match parts {
+        [] => serializer.serialize_str(""),
+        parts => parts.serialize(serializer),
+    }
 }
 
 #[derive(Serialize)]
