@@ -4,7 +4,7 @@ use cantle::backends::local::{ControlGroupSupport, Mechanism, Probe, ProbeFailur
 use cantle::core::policy::{PolicyField, Preset};
 use cantle::core::sandbox::{EnforcedBy, Enforcement, SandboxInfo};
 
-use super::report::{Check, CheckState, PolicyReport};
+use super::report::{Check, CheckState, Finding, PolicyReport};
 use crate::display::enforced_by;
 use crate::text::size;
 
@@ -12,41 +12,29 @@ use crate::text::size;
 const WITH_TCP: u32 = 4;
 const WITH_SCOPES: u32 = 6;
 
-const NAMESPACES: &str = "namespaces";
-const LANDLOCK: &str = "Landlock";
-const SECCOMP: &str = "seccomp";
-const IDENTITY: &str = "identity";
-const CONTROL_GROUPS: &str = "control groups";
-const LIMITS: &str = "limits";
-const DEFAULT_LIMITS: &str = "default limits";
+type KernelCheck = fn(&Probe, &SandboxInfo) -> Finding;
 
-pub(super) fn checks(probe: &Probe) -> Vec<Check> {
-    match &probe.whole.opened {
-        Ok(info) => vec![
-            namespaces(probe),
-            landlock(probe),
-            seccomp(probe),
-            identity(probe),
-            control_groups(probe, info),
-            limits(info),
-            default_limits(probe),
-        ],
-        // A best-effort sandbox opens on any kernel, so this failure says nothing about the mechanisms.
-        Err(refusal) => {
-            let names = [
-                NAMESPACES,
-                LANDLOCK,
-                SECCOMP,
-                IDENTITY,
-                CONTROL_GROUPS,
-                LIMITS,
-                DEFAULT_LIMITS,
-            ];
-            let found = format!("unknown: {}", refusal.reason);
-            let check = |name| Check::new(name, CheckState::Missing, &*found);
-            names.map(check).into()
-        }
-    }
+const CHECKS: [(&str, KernelCheck); 7] = [
+    ("namespaces", namespaces),
+    ("Landlock", landlock),
+    ("seccomp", seccomp),
+    ("identity", identity),
+    ("control groups", control_groups),
+    ("limits", limits),
+    ("default limits", default_limits),
+];
+
+pub(super) fn checks(probe: &Probe) -> impl Iterator<Item = Check> {
+    CHECKS.into_iter().map(move |(name, check)| {
+        let finding = match &probe.whole.opened {
+            Ok(info) => check(probe, info),
+            // A best-effort sandbox opens on any kernel, so this failure says nothing about the mechanisms.
+            Err(refusal) => {
+                Finding::new(CheckState::Missing, format!("unknown: {}", refusal.reason))
+            }
+        };
+        Check { name, finding }
+    })
 }
 
 /// Returns which presets can be enforced.
@@ -56,10 +44,10 @@ pub(super) fn policies(probe: &Probe) -> Vec<PolicyReport> {
         .map(|(preset, trial)| {
             let (enforcement, unenforced, reason) = match &trial.opened {
                 Ok(info) if trial.works() => (info.enforcement.clone(), Vec::new(), None),
-                Ok(_) => (Vec::new(), names(&trial.broken), Some(broken(trial))),
+                Ok(_) => (Vec::new(), trial.broken.clone(), Some(broken(trial))),
                 Err(refusal) => {
                     let reason = refused(refusal);
-                    (Vec::new(), names(&refusal.unenforced), Some(reason))
+                    (Vec::new(), refusal.unenforced.clone(), Some(reason))
                 }
             };
             PolicyReport {
@@ -74,19 +62,20 @@ pub(super) fn policies(probe: &Probe) -> Vec<PolicyReport> {
 }
 
 fn refused(refusal: &ProbeFailure) -> String {
-    match &*names(&refusal.unenforced).join(", ") {
+    match &*names(&refusal.unenforced) {
         "" => refusal.reason.clone(),
         fields => format!("can't be enforced: {fields} ({})", refusal.reason),
     }
 }
 
 fn broken(trial: &Trial) -> String {
-    let fields = names(&trial.broken).join(", ");
+    let fields = names(&trial.broken);
     format!("reported as enforced, but a command got past it: {fields}. Please report this bug")
 }
 
-fn names(fields: &[PolicyField]) -> Vec<&'static str> {
-    fields.iter().map(|field| field.as_str()).collect()
+fn names(fields: &[PolicyField]) -> String {
+    let names: Vec<_> = fields.iter().map(|field| field.as_str()).collect();
+    names.join(", ")
 }
 
 /// Returns why a mechanism is missing.
@@ -98,19 +87,15 @@ fn why_missing(trial: &Trial) -> String {
     }
 }
 
-fn namespaces(probe: &Probe) -> Check {
+fn namespaces(probe: &Probe, _: &SandboxInfo) -> Finding {
     match probe.namespaces.mechanism(Mechanism::Namespaces) {
         Some(name) if probe.namespaces.works() => {
             let kinds = name
                 .trim_start_matches("namespaces")
                 .trim_matches([' ', '(', ')']);
-            Check::ok(
-                NAMESPACES,
-                if kinds.is_empty() { "in force" } else { kinds },
-            )
+            Finding::ok(if kinds.is_empty() { "in force" } else { kinds })
         }
-        _ => Check::missing(
-            NAMESPACES,
+        _ => Finding::missing(
             why_missing(&probe.namespaces),
             "commands see the names of other processes and files; single hosts can't be allowed, so the policy \
              `network` is refused",
@@ -118,55 +103,52 @@ fn namespaces(probe: &Probe) -> Check {
     }
 }
 
-fn landlock(probe: &Probe) -> Check {
+fn landlock(probe: &Probe, _: &SandboxInfo) -> Finding {
     let name = probe.without_namespaces.mechanism(Mechanism::Landlock);
     let version: Option<u32> = name.and_then(|name| name.rsplit(' ').next()?.parse().ok());
     let Some(version) = version else {
-        return Check::missing(
-            LANDLOCK,
+        return Finding::missing(
             why_missing(&probe.without_namespaces),
             "only namespaces restrict file access; without them, only the policy `unconfined` works",
         );
     };
     let lacks = match version {
-        WITH_SCOPES.. => return Check::ok(LANDLOCK, format!("version {version}, in force")),
+        WITH_SCOPES.. => return Finding::ok(format!("version {version}, in force")),
         WITH_TCP.. => "signals and abstract sockets",
         _ => "TCP, signals and abstract sockets",
     };
     let found = format!("version {version}, in force, without {lacks}");
     let consequence = "without namespaces, only the system call filter restricts these";
-    Check::degraded(LANDLOCK, found, consequence)
+    Finding::degraded(found, consequence)
 }
 
-fn seccomp(probe: &Probe) -> Check {
+fn seccomp(probe: &Probe, _: &SandboxInfo) -> Finding {
     if probe.filter.works() && probe.filter.mechanism(Mechanism::SystemCalls).is_some() {
-        return Check::ok(SECCOMP, "system call filter in force");
+        return Finding::ok("system call filter in force");
     }
-    Check::missing(
-        SECCOMP,
+    Finding::missing(
         why_missing(&probe.filter),
         "commands may use every system call, so policies need --best-effort; without namespaces, the network can't be \
          disabled",
     )
 }
 
-fn identity(probe: &Probe) -> Check {
+fn identity(probe: &Probe, _: &SandboxInfo) -> Finding {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
-        return Check::ok(IDENTITY, format!("ordinary user ({})", uid.as_raw()))
+        return Finding::ok(format!("ordinary user ({})", uid.as_raw()))
             .with_consequence("commands run as this user, isolated");
     }
     match probe.whole.mechanism(Mechanism::Identity) {
-        Some(other) => Check::ok(IDENTITY, format!("root; commands run as {other}")),
-        None => Check::degraded(
-            IDENTITY,
+        Some(other) => Finding::ok(format!("root; commands run as {other}")),
+        None => Finding::degraded(
             "root; commands run as root too",
             "commands keep root's rights on what is not isolated: run cantle as an ordinary user",
         ),
     }
 }
 
-fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
+fn control_groups(probe: &Probe, info: &SandboxInfo) -> Finding {
     let words = |groups: &ControlGroupSupport| {
         let (all, writable) = (&groups.controllers, &groups.writable);
         let access = match writable.len() {
@@ -190,7 +172,7 @@ fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
         .enforcement
         .contains(&Enforcement::new(PolicyField::Memory, EnforcedBy::Kernel))
     {
-        return Check::ok(CONTROL_GROUPS, found)
+        return Finding::ok(found)
             .with_consequence("a memory limit applies to all processes of a sandbox together");
     }
     let mut writable = probe.control_groups.iter().map(|groups| &groups.writable);
@@ -198,14 +180,14 @@ fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
         true => CheckState::Missing,
         false => CheckState::Degraded,
     };
-    Check::new(CONTROL_GROUPS, state, found).with_consequence(
+    Finding::new(state, found).with_consequence(
         "a memory limit applies to each process separately: run cantle where it may create control groups with \
          `memory` (v1: as root; v2: in a systemd unit with Delegate=yes and DelegateSubgroup=)",
     )
 }
 
 /// Checks what enforces each limit, in a sandbox that has all of them.
-fn limits(info: &SandboxInfo) -> Check {
+fn limits(_: &Probe, info: &SandboxInfo) -> Finding {
     let not_limits = [
         PolicyField::ReadRoots,
         PolicyField::WriteRoots,
@@ -227,17 +209,17 @@ fn limits(info: &SandboxInfo) -> Check {
         .map(|(by, fields)| format!("{}: {}", enforced_by(*by), fields.join(", ")));
     let found = found.collect::<Vec<_>>().join("; ");
     match by.iter().find(|(by, _)| *by == EnforcedBy::NotEnforced) {
-        None => Check::ok(LIMITS, found),
+        None => Finding::ok(found),
         Some((_, fields)) => {
             let fields = fields.join(", ");
             let consequence = format!("--limit with one of these needs --best-effort: {fields}");
-            Check::degraded(LIMITS, found, &consequence)
+            Finding::degraded(found, &consequence)
         }
     }
 }
 
 /// Reports the limits of a sandbox whose policy names none.
-fn default_limits(probe: &Probe) -> Check {
+fn default_limits(probe: &Probe, _: &SandboxInfo) -> Finding {
     let mut presets = probe.presets.iter();
     let workspace = presets.find(|(preset, _)| *preset == Preset::Workspace);
     let report = workspace.and_then(|(_, trial)| Some(&trial.opened.as_ref().ok()?.enforcement));
@@ -255,12 +237,7 @@ fn default_limits(probe: &Probe) -> Check {
     });
     let found: Vec<String> = found.collect();
     if found.is_empty() {
-        return Check::degraded(
-            DEFAULT_LIMITS,
-            "none",
-            "name the limits that this machine needs (--limit)",
-        );
+        return Finding::degraded("none", "name the limits that this machine needs (--limit)");
     }
-    Check::ok(DEFAULT_LIMITS, found.join(", "))
-        .with_consequence("--limit NAME=none switches one off")
+    Finding::ok(found.join(", ")).with_consequence("--limit NAME=none switches one off")
 }

@@ -12,7 +12,7 @@ use cantle::core::sandbox::{
     Backend as _, SandboxContext, SandboxError, SandboxExt as _, SpawnRequest,
 };
 
-use super::report::Check;
+use super::report::Finding;
 use crate::backend;
 use crate::environment::variable;
 use crate::provider::Provider;
@@ -29,21 +29,19 @@ const WITH_LANDLOCK: (u32, u32) = (5, 13);
 /// Free space below this is reported.
 const LOW_DISK_BYTES: u64 = 1_000_000_000;
 
-pub(super) fn cantle() -> Check {
+pub(super) fn cantle() -> Finding {
     let linked = if cfg!(target_feature = "crt-static") {
         "static"
     } else {
         "dynamic"
     };
     let version = env!("CARGO_PKG_VERSION");
-    Check::ok("cantle", format!("{version}, {linked}, for {OS} on {ARCH}"))
+    Finding::ok(format!("{version}, {linked}, for {OS} on {ARCH}"))
 }
 
-pub(super) fn kernel() -> Check {
-    const NAME: &str = "kernel";
+pub(super) fn kernel() -> Finding {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        return Check::missing(
-            NAME,
+        return Finding::missing(
             format!("{OS}, or no /proc"),
             "commands are isolated only on Linux 5.6 or newer with /proc; elsewhere use the policy `unconfined`",
         );
@@ -52,12 +50,12 @@ pub(super) fn kernel() -> Check {
     let found = format!("Linux {release}");
     match version(release) {
         Some(version) if version < NEEDED => {
-            Check::missing(NAME, found, "the local sandbox needs Linux 5.6 or newer")
+            Finding::missing(found, "the local sandbox needs Linux 5.6 or newer")
         }
         Some(version) if version < WITH_LANDLOCK => {
-            Check::degraded(NAME, found, "Landlock needs Linux 5.13 or newer")
+            Finding::degraded(found, "Landlock needs Linux 5.13 or newer")
         }
-        _ => Check::ok(NAME, found),
+        _ => Finding::ok(found),
     }
 }
 
@@ -67,12 +65,10 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-pub(super) fn bash() -> Check {
-    const NAME: &str = "bash";
+pub(super) fn bash() -> Finding {
     match find("bash") {
-        Some(path) => Check::ok(NAME, path.display().to_string()),
-        None => Check::missing(
-            NAME,
+        Some(path) => Finding::ok(path.display().to_string()),
+        None => Finding::missing(
             "not in PATH",
             "models can't run commands; `cantle exec` still runs programs",
         ),
@@ -80,20 +76,18 @@ pub(super) fn bash() -> Check {
 }
 
 /// Checks Python inside of a sandbox, which has no home directories.
-pub(super) async fn python(backend: &LocalBackend) -> Check {
-    const NAME: &str = "Python";
+pub(super) async fn python(backend: &LocalBackend) -> Finding {
     let inside = tokio::time::timeout(TIMEOUT, python_inside(backend)).await;
     match (inside, find("python3")) {
-        (Ok(Ok(Some(version))), _) => Check::ok(NAME, format!("{version}, available in sandboxes")),
-        (_, Some(path)) => Check::degraded(
-            NAME,
+        (Ok(Ok(Some(version))), _) => Finding::ok(format!("{version}, available in sandboxes")),
+        (_, Some(path)) => Finding::degraded(
             format!("{}, but not available in sandboxes", path.display()),
             "commands can't use it: sandboxes contain the system's directories, such as /usr and /opt, but no \
              home directories",
         ),
         (_, None) => {
             let consequence = "models can't use Python in commands";
-            Check::missing(NAME, "no python3 in PATH", consequence)
+            Finding::missing("no python3 in PATH", consequence)
         }
     }
 }
@@ -113,21 +107,20 @@ async fn python_inside(backend: &LocalBackend) -> Result<Option<String>, Sandbox
 }
 
 /// Checks for a container engine.
-pub(super) async fn docker() -> Check {
-    const NAME: &str = "Docker";
+pub(super) async fn docker() -> Finding {
     let engine = backend::containers();
     let missing = match tokio::time::timeout(TIMEOUT, engine.probe()).await {
         Ok(Ok(report)) => {
             let address = without_user(&report.address);
             let found = format!("{} at {address}, {}", report.version, report.platform);
-            return Check::ok(NAME, found)
+            return Finding::ok(found)
                 .with_consequence("commands can run in containers: --backend docker:IMAGE");
         }
         Ok(Err(error)) => one_line(&error.to_string()),
         Err(_) => "no answer".to_owned(),
     };
     let consequence = "only --backend docker: needs it; commands run in local sandboxes";
-    Check::missing(NAME, missing, consequence)
+    Finding::missing(missing, consequence)
 }
 
 /// Removes user and password from an address.
@@ -139,22 +132,20 @@ fn without_user(address: &str) -> String {
 }
 
 /// Checks which variables hold a key, without revealing it.
-pub(super) fn keys() -> Check {
-    const NAME: &str = "keys";
+pub(super) fn keys() -> Finding {
     let is_set = |name: &&str| variable(name).is_some_and(|key| !key.trim().is_empty());
     let (set, unset): (Vec<&str>, Vec<&str>) = Provider::all_key_variables().partition(is_set);
     if set.is_empty() {
-        return Check::missing(
-            NAME,
+        return Finding::missing(
             format!("none of {}", unset.join(", ")),
             "cantle run needs a server without keys (--provider local, --base-url); cantle demo needs no key",
         );
     }
-    Check::ok(NAME, format!("{} set", set.join(", ")))
+    Finding::ok(format!("{} set", set.join(", ")))
 }
 
 /// Checks which search services have a key, and says where the web tools act.
-pub(super) fn web() -> Check {
+pub(super) fn web() -> Finding {
     let (set, unset): (Vec<_>, Vec<_>) = service_variables().partition(|(_, is_set)| *is_set);
     let names = |list: Vec<(&str, bool)>| {
         let names: Vec<_> = list.into_iter().map(|(name, _)| name).collect();
@@ -164,15 +155,14 @@ pub(super) fn web() -> Check {
         true => format!("fetch_web_page; web_search needs one of {}", names(unset)),
         false => format!("fetch_web_page, web_search ({} set)", names(set)),
     };
-    Check::ok("web tools", found).with_consequence(
+    Finding::ok(found).with_consequence(
         "off unless --tools web or --search; then data can leave through them: they act on this machine, outside of the \
          sandbox, on the hosts of --allow-host (all public ones without it) except those of --deny-host",
     )
 }
 
 /// Checks the disk space for sandboxes.
-pub(super) fn disk() -> Check {
-    const NAME: &str = "disk";
+pub(super) fn disk() -> Finding {
     let directory = std::env::temp_dir();
     let shown = directory.display();
     let unusable = "sandboxes can't be created: set TMPDIR to a writable directory";
@@ -180,19 +170,19 @@ pub(super) fn disk() -> Check {
         Ok(space) => space,
         Err(error) => {
             let found = format!("{shown}: {}", std::io::Error::from(error));
-            return Check::missing(NAME, found, unusable);
+            return Finding::missing(found, unusable);
         }
     };
     if rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK).is_err() {
-        return Check::missing(NAME, format!("{shown} is not writable"), unusable);
+        return Finding::missing(format!("{shown} is not writable"), unusable);
     }
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let found = format!("{} free in {shown}", size(free));
     if free < LOW_DISK_BYTES {
         let consequence = "commands that need more fail: set TMPDIR to a directory with more space";
-        return Check::degraded(NAME, found, consequence);
+        return Finding::degraded(found, consequence);
     }
-    Check::ok(NAME, found)
+    Finding::ok(found)
 }
 
 /// Returns the first executable of this name in `PATH`.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use cantle::backends::local::{LocalBackend, Probe};
 use tokio_util::sync::CancellationToken;
 
-use self::report::Report;
+use self::report::{Check, Report};
 use super::print;
 use crate::args::DoctorArgs;
 use crate::display::Paint;
@@ -55,14 +55,20 @@ pub(crate) async fn perform(
 async fn examine() -> Report {
     let backend = LocalBackend::new();
     let probe = Probe::run(&backend, PROBE_TIMEOUT).await;
-    let mut checks = vec![machine::cantle(), machine::kernel()];
+    let check = |name, finding| Check { name, finding };
+    let mut checks = vec![
+        check("cantle", machine::cantle()),
+        check("kernel", machine::kernel()),
+    ];
     checks.extend(kernel::checks(&probe));
-    checks.push(machine::bash());
-    checks.push(machine::python(&backend).await);
-    checks.push(machine::docker().await);
-    checks.push(machine::keys());
-    checks.push(machine::web());
-    checks.push(machine::disk());
+    checks.extend([
+        check("bash", machine::bash()),
+        check("Python", machine::python(&backend).await),
+        check("Docker", machine::docker().await),
+        check("keys", machine::keys()),
+        check("web tools", machine::web()),
+        check("disk", machine::disk()),
+    ]);
     Report {
         version: 1,
         checks,

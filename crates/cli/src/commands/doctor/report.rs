@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use cantle::core::policy::PolicyField;
 use cantle::core::sandbox::Enforcement;
 use serde::Serialize;
 
@@ -19,10 +20,17 @@ pub(super) struct Report {
     pub(super) policies: Vec<PolicyReport>,
 }
 
-/// The result of one check.
-#[derive(Debug, PartialEq, Serialize)]
+/// One check and its result.
+#[derive(Debug, Serialize)]
 pub(super) struct Check {
     pub(super) name: &'static str,
+    #[serde(flatten)]
+    pub(super) finding: Finding,
+}
+
+/// The result of a check.
+#[derive(Debug, Serialize)]
+pub(super) struct Finding {
     pub(super) state: CheckState,
     pub(super) found: String,
     /// Consequence for runs on this machine.
@@ -47,35 +55,30 @@ pub(super) struct PolicyReport {
     /// The enforcement of each field, if it works.
     pub(super) enforcement: Vec<Enforcement>,
     /// The fields that can't be enforced.
-    pub(super) unenforced: Vec<&'static str>,
+    pub(super) unenforced: Vec<PolicyField>,
     /// Why it does not work.
     pub(super) reason: Option<String>,
 }
 
-impl Check {
-    pub(super) fn new(name: &'static str, state: CheckState, found: impl Into<String>) -> Self {
+impl Finding {
+    pub(super) fn new(state: CheckState, found: impl Into<String>) -> Self {
         Self {
-            name,
             state,
             found: found.into(),
             consequence: None,
         }
     }
 
-    pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self::new(name, CheckState::Ok, found)
+    pub(super) fn ok(found: impl Into<String>) -> Self {
+        Self::new(CheckState::Ok, found)
     }
 
-    pub(super) fn degraded(
-        name: &'static str,
-        found: impl Into<String>,
-        consequence: &str,
-    ) -> Self {
-        Self::new(name, CheckState::Degraded, found).with_consequence(consequence)
+    pub(super) fn degraded(found: impl Into<String>, consequence: &str) -> Self {
+        Self::new(CheckState::Degraded, found).with_consequence(consequence)
     }
 
-    pub(super) fn missing(name: &'static str, found: impl Into<String>, consequence: &str) -> Self {
-        Self::new(name, CheckState::Missing, found).with_consequence(consequence)
+    pub(super) fn missing(found: impl Into<String>, consequence: &str) -> Self {
+        Self::new(CheckState::Missing, found).with_consequence(consequence)
     }
 
     pub(super) fn with_consequence(mut self, consequence: impl Into<String>) -> Self {
@@ -94,18 +97,16 @@ impl Report {
     pub(super) fn text(&self, paint: Paint, columns: Option<usize>) -> String {
         let mut text = String::new();
         for check in &self.checks {
-            let row = (check.name, check.state, &*check.found);
-            write_row(&mut text, row, check.consequence.as_deref(), paint, columns);
+            write_row(&mut text, check.name, &check.finding, paint, columns);
         }
         text.push_str("\nPolicies, enforced in full:\n\n");
         for preset in &self.policies {
-            let (state, found) = if preset.works {
-                (CheckState::Ok, preset.description().to_owned())
-            } else {
-                (CheckState::Missing, "can't be enforced here".to_owned())
+            let mut finding = match preset.works {
+                true => Finding::ok(preset.description()),
+                false => Finding::new(CheckState::Missing, "can't be enforced here"),
             };
-            let row = (preset.policy, state, &*found);
-            write_row(&mut text, row, preset.reason.as_deref(), paint, columns);
+            finding.consequence.clone_from(&preset.reason);
+            write_row(&mut text, preset.policy, &finding, paint, columns);
         }
         let _ = writeln!(text, "\n{}", self.verdict());
         text
@@ -151,8 +152,8 @@ impl PolicyReport {
 /// Appends a row and its consequence.
 fn write_row(
     text: &mut String,
-    (name, state, found): (&str, CheckState, &str),
-    consequence: Option<&str>,
+    name: &str,
+    finding: &Finding,
     paint: Paint,
     columns: Option<usize>,
 ) {
@@ -160,17 +161,18 @@ fn write_row(
         Some(columns) => wrap(&one_line(text), columns.saturating_sub(INDENT + 1)),
         None => vec![one_line(text)],
     };
-    let mark = match state {
+    let mark = match finding.state {
         CheckState::Ok => paint.green("✓"),
         CheckState::Degraded => paint.yellow("!"),
         CheckState::Missing => paint.red("✗"),
     };
     let name = paint.bold(&format!("{name:14}"));
     let mut lead = format!("  {mark} {name} ");
-    for line in lines(found) {
+    for line in lines(&finding.found) {
         let _ = writeln!(text, "{lead}{}", line.trim_end());
         lead = " ".repeat(INDENT);
     }
+    let consequence = finding.consequence.as_deref();
     for line in consequence.map(lines).unwrap_or_default() {
         let _ = writeln!(text, "{:INDENT$}{}", "", paint.dim(line.trim_end()));
     }
@@ -185,7 +187,11 @@ mod tests {
             policy,
             works,
             enforcement: Vec::new(),
-            unenforced: if works { Vec::new() } else { vec!["network"] },
+            unenforced: if works {
+                Vec::new()
+            } else {
+                vec![PolicyField::Network]
+            },
             reason: (!works).then(|| "no new namespaces".to_owned()),
         }
     }
@@ -193,17 +199,22 @@ mod tests {
     fn report(works: [bool; 4]) -> Report {
         let names = ["workspace", "network", "read_only", "unconfined"];
         let presets = names.into_iter().zip(works);
+        let check = |name, finding| Check { name, finding };
         Report {
             version: 1,
             checks: vec![
-                Check::new("Landlock", CheckState::Ok, "version 7"),
-                Check::new(
+                check("Landlock", Finding::ok("version 7")),
+                check(
                     "namespaces",
-                    CheckState::Missing,
-                    "no new namespaces: denied",
-                )
-                .with_consequence("commands see other processes; the policy network is refused"),
-                Check::new("disk", CheckState::Degraded, "12.0 MB free in /tmp"),
+                    Finding::missing(
+                        "no new namespaces: denied",
+                        "commands see other processes; the policy network is refused",
+                    ),
+                ),
+                check(
+                    "disk",
+                    Finding::new(CheckState::Degraded, "12.0 MB free in /tmp"),
+                ),
             ],
             policies: presets.map(|(name, works)| preset(name, works)).collect(),
         }
