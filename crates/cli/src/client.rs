@@ -25,14 +25,6 @@ use crate::provider::{Api, Provider};
 use crate::replay::{RecordHooks, ReplayHooks};
 use crate::settings::{ModelSettings, Switch};
 
-/// A client, and the hooks that record or replay tool results with it.
-#[derive(Debug)]
-pub(crate) struct RunClient {
-    pub(crate) client: Arc<dyn LlmClient>,
-    pub(crate) record: Option<RecordHooks>,
-    pub(crate) replay: Option<ReplayHooks>,
-}
-
 /// Returns the rate limit that settings ask for.
 pub(crate) fn limiter(settings: &ModelSettings) -> RateLimiter {
     let mut limits = RateLimits::default();
@@ -53,12 +45,7 @@ pub(crate) async fn connect(
     }
     let prices = settings.prices()?;
     let build = async |model: &str, limiter: RateLimiter| {
-        let connection = Connection {
-            endpoint,
-            settings,
-            limiter,
-        };
-        let client = connection.client(model).await;
+        let client = client(model, endpoint, settings, limiter).await;
         client.map_err(|error| match error.advice() {
             Some(advice) => anyhow!("{error}. {advice}"),
             None => error.into(),
@@ -79,19 +66,12 @@ pub(crate) async fn connect(
     Ok(client)
 }
 
-/// Wraps a client so that its calls are recorded, if there is a file for them.
+/// Wraps a client so that its calls are recorded, and returns the hooks that record tool results.
 pub(crate) fn recorded(
     client: Arc<dyn LlmClient>,
     endpoint: &Endpoint,
-    path: Option<&Path>,
-) -> anyhow::Result<RunClient> {
-    let Some(path) = path else {
-        return Ok(RunClient {
-            client,
-            record: None,
-            replay: None,
-        });
-    };
+    path: &Path,
+) -> anyhow::Result<(Arc<dyn LlmClient>, RecordHooks)> {
     let failed = || format!("failed to write the recording {}", path.display());
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -101,102 +81,91 @@ pub(crate) fn recorded(
     let secrets = key.chain(set.map(|key| SecretText::new(key.trim())));
     let file = options.open(path).with_context(failed)?;
     let recorder = Recorder::new(client, file, secrets.collect()).with_context(failed)?;
-    Ok(RunClient {
-        record: Some(RecordHooks(recorder.results())),
-        replay: None,
-        client: Arc::new(recorder),
-    })
+    let hooks = RecordHooks(recorder.results());
+    Ok((Arc::new(recorder), hooks))
 }
 
-/// Builds a client that replays a recording.
-pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
+/// Builds a client that replays a recording, and returns the hooks that replay tool results, if it has any.
+pub(crate) fn replay(json: &[u8]) -> anyhow::Result<(Arc<dyn LlmClient>, Option<ReplayHooks>)> {
     let client = ReplayClient::from_jsonl(json)?;
-    let replay = client
+    let hooks = client
         .replays_calls()
         .then(|| ReplayHooks::new(client.clone()));
-    Ok(RunClient {
-        client: Arc::new(client),
-        record: None,
-        replay,
-    })
+    Ok((Arc::new(client), hooks))
 }
 
-/// The settings of a client.
-struct Connection<'a> {
-    endpoint: &'a Endpoint,
-    settings: &'a ModelSettings,
+/// Builds the client for one model.
+async fn client(
+    model: &str,
+    endpoint: &Endpoint,
+    settings: &ModelSettings,
     limiter: RateLimiter,
+) -> Result<Arc<dyn LlmClient>, LlmError> {
+    let with = (endpoint, settings, limiter);
+    match endpoint.api {
+        Api::Chat => {
+            let server = settings.server.or(match endpoint.provider {
+                Some(Provider::Litellm) => Some(Server::LiteLlm),
+                Some(Provider::Openrouter) => Some(Server::OpenRouter),
+                _ => None,
+            });
+            let begin = || match server {
+                Some(server) => ChatClient::builder(model).server(server),
+                None => ChatClient::builder(model),
+            };
+            build(begin, with).await
+        }
+        Api::Responses => {
+            let stateful = settings.stateful == Some(true);
+            build(|| ResponsesClient::builder(model).stateful(stateful), with).await
+        }
+        Api::Messages => build(|| AnthropicClient::builder(model), with).await,
+    }
 }
 
-impl Connection<'_> {
-    async fn client(&self, model: &str) -> Result<Arc<dyn LlmClient>, LlmError> {
-        let server = self.settings.server;
-        let server = server.or(match self.endpoint.provider {
-            Some(Provider::Litellm) => Some(Server::LiteLlm),
-            Some(Provider::Openrouter) => Some(Server::OpenRouter),
-            _ => None,
-        });
-        match self.endpoint.api {
-            Api::Chat => {
-                let begin = || match server {
-                    Some(server) => ChatClient::builder(model).server(server),
-                    None => ChatClient::builder(model),
-                };
-                self.build(begin).await
-            }
-            Api::Responses => {
-                let stateful = self.settings.stateful == Some(true);
-                let begin = || ResponsesClient::builder(model).stateful(stateful);
-                self.build(begin).await
-            }
-            Api::Messages => self.build(|| AnthropicClient::builder(model)).await,
+async fn build<D: Dialect>(
+    begin: impl Fn() -> HttpClientBuilder<D>,
+    (endpoint, settings, limiter): (&Endpoint, &ModelSettings, RateLimiter),
+) -> Result<Arc<dyn LlmClient>, LlmError> {
+    let configured = || {
+        let mut builder = begin()
+            .base_url(&endpoint.base_url)
+            .stream(settings.no_stream != Some(true))
+            .extra(settings.parameters())
+            .retry(settings.retry())
+            .limiter(limiter.clone());
+        if let Some(key) = &endpoint.key {
+            builder = builder.api_key(key.text.clone());
         }
-    }
-
-    async fn build<D: Dialect>(
-        &self,
-        begin: impl Fn() -> HttpClientBuilder<D>,
-    ) -> Result<Arc<dyn LlmClient>, LlmError> {
-        let configured = || {
-            let mut builder = begin()
-                .base_url(&self.endpoint.base_url)
-                .stream(self.settings.no_stream != Some(true))
-                .extra(self.settings.parameters())
-                .retry(self.settings.retry())
-                .limiter(self.limiter.clone());
-            if let Some(key) = &self.endpoint.key {
-                builder = builder.api_key(key.text.clone());
-            }
-            if let Some(tokens) = self.settings.max_tokens {
-                builder = builder.max_output_tokens(tokens);
-            }
-            if let Some(effort) = &self.settings.effort {
-                builder = builder.reasoning_effort(effort);
-            }
-            if let Some(temperature) = self.settings.temperature {
-                builder = builder.temperature(temperature);
-            }
-            if let Some(vision) = self.settings.vision {
-                builder = builder.input_modalities(match vision {
-                    Switch::On => InputModalities::new([MediaKind::Image])
-                        .with_tool_results([MediaKind::Image]),
-                    Switch::Off => InputModalities::text_only(),
-                });
-            }
-            if let Some(tokens) = self.settings.context_window {
-                builder = builder.context_window(tokens);
-            }
-            builder
-        };
-        let mut builder = configured();
-        // If the proxy can't describe its models, it may still answer; otherwise the first turn fails.
-        if self.endpoint.provider == Some(Provider::Litellm)
-            && let Ok(described) = configured().described_by_litellm().await
-        {
-            builder = described;
+        if let Some(tokens) = settings.max_tokens {
+            builder = builder.max_output_tokens(tokens);
         }
-        Ok(Arc::new(builder.build()?))
+        if let Some(effort) = &settings.effort {
+            builder = builder.reasoning_effort(effort);
+        }
+        if let Some(temperature) = settings.temperature {
+            builder = builder.temperature(temperature);
+        }
+        if let Some(vision) = settings.vision {
+            builder = builder.input_modalities(match vision {
+                Switch::On => {
+                    InputModalities::new([MediaKind::Image]).with_tool_results([MediaKind::Image])
+                }
+                Switch::Off => InputModalities::text_only(),
+            });
+        }
+        if let Some(tokens) = settings.context_window {
+            builder = builder.context_window(tokens);
+        }
+        builder
+    };
+    // If the proxy can't describe its models, it may still answer; otherwise the first turn fails.
+    if endpoint.provider == Some(Provider::Litellm)
+        && let Ok(described) = configured().described_by_litellm().await
+    {
+        return Ok(Arc::new(described.build()?));
     }
+    Ok(Arc::new(configured().build()?))
 }
 
 /// Refuses a cost budget unless the cost of the model and its fallbacks is known: there are prices, or the

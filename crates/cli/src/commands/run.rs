@@ -23,7 +23,7 @@ use crate::approvals;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
 use crate::backend::BackendArg;
-use crate::client::{self, RunClient};
+use crate::client;
 use crate::config::{ModelSource, RunConfig};
 use crate::delivery::{self, RunStores, StoreTarget};
 use crate::display::Display;
@@ -358,22 +358,25 @@ impl Definition<'_> {
         let (packages, backend) = prepared.await?;
         let packages = packages.as_ref();
         let limiter = client::limiter(&settings.model);
-        let RunClient {
-            client,
-            record,
-            replay,
-        } = match model {
+        let (client, record, replay) = match model {
             ModelSource::Endpoint(name, endpoint) => {
                 let client = client::connect(name, endpoint, &settings.model, &limiter);
                 let client = Box::pin(client).await.usage()?;
                 client::check_cost_budget(args.budget_usd, client.model()).usage()?;
-                client::recorded(client, endpoint, args.record.as_deref()).usage()?
+                match &args.record {
+                    Some(path) => {
+                        let (client, hooks) = client::recorded(client, endpoint, path).usage()?;
+                        (client, Some(hooks), None)
+                    }
+                    None => (client, None, None),
+                }
             }
             ModelSource::Recording(path) => {
                 let client = read(path).and_then(|json| {
                     client::replay(&json).with_context(|| path.display().to_string())
                 });
-                client.usage()?
+                let (client, hooks) = client.usage()?;
+                (client, None, hooks)
             }
         };
         images::check(&task, client.model()).usage()?;

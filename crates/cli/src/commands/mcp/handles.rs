@@ -1,12 +1,12 @@
 //! Sandboxes of MCP clients without sessions (protocol 2026-07-28): results name a handle, and later calls give it as an
 //! argument. Each principal has its own, so no handle is valid under another key.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use cantle::core::content::{Content, Part};
 use cantle::core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::tools::SandboxTools;
@@ -85,8 +85,7 @@ impl Handles {
 
     /// Acts on the sandboxes. Expired ones are removed first, because the client may never name them.
     fn sandboxes<R>(&self, act: impl FnOnce(&mut HashMap<String, SandboxTools>) -> R) -> R {
-        let sandboxes = self.sandboxes.lock();
-        let mut sandboxes = sandboxes;
+        let mut sandboxes = self.sandboxes.lock();
         sandboxes.retain(|_, tools| !tools.is_expired());
         act(&mut sandboxes)
     }

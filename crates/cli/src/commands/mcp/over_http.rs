@@ -1,6 +1,5 @@
 //! `/mcp` of `cantle serve`: a sandbox for each session of an MCP client, or for each handle of a client without sessions.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use cantle::core::sandbox::Backend;
 use cantle::mcp::HttpToolServer;
 use cantle_server::{Body, Extension, ExtensionClient};
 use http::Request;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
