@@ -61,19 +61,18 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         );
         return Err(anyhow!(message)).usage();
     }
-    let mut text = format!("Trusted: {}\n\n", escaped(&directory));
-    if !project.settings.is_empty() {
-        text.push_str("These settings take effect there:\n");
-    }
-    for (name, value) in &project.settings {
-        let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
-    }
-    for (name, settings) in &project.profiles {
-        let _ = writeln!(
-            text,
-            "These settings take effect there with --profile {}:",
-            for_decision(name)
-        );
+    let mut text = format!(
+        "Trusted: {}\n\n",
+        for_decision(&directory.to_string_lossy())
+    );
+    let (settings, profiles) = (&project.file.settings, &project.file.profiles);
+    let with_profile = |name: &String| format!(" with --profile {}", for_decision(name));
+    let profiles = profiles
+        .iter()
+        .map(|(name, settings)| (with_profile(name), settings));
+    let always = (!settings.is_empty()).then(|| (String::new(), settings));
+    for (when, settings) in always.into_iter().chain(profiles) {
+        let _ = writeln!(text, "These settings take effect there{when}:");
         for (name, value) in settings {
             let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
         }
@@ -105,8 +104,4 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         .internal()?;
     print(&text)?;
     Ok(0)
-}
-
-fn escaped(path: &Path) -> String {
-    for_decision(&path.to_string_lossy())
 }

@@ -83,8 +83,13 @@ impl fmt::Display for Origin {
 /// The settings of one origin by name, without those that are not set.
 pub(crate) type Layer = Map<String, Value>;
 
-/// The profiles of a file by name.
-type Profiles = BTreeMap<String, Layer>;
+/// The settings of a `cantle.toml`.
+#[derive(Debug, Default)]
+pub(crate) struct SettingsFile {
+    pub(crate) settings: Layer,
+    /// The tables `profile.NAME`, by name.
+    pub(crate) profiles: BTreeMap<String, Layer>,
+}
 
 /// Settings of the group `G` (see [`Settings`]) from the command line, by origin.
 #[derive(Clone, Debug)]
@@ -207,27 +212,24 @@ impl Layers {
         }
         let mut user = match user_directory() {
             Some(directory) => read_user(&directory)?,
-            None => Layer::new(),
+            None => SettingsFile::default(),
         };
         let mut layers = Self::default();
-        let mut profiles = take_profiles(&mut user);
-        let profile = given
-            .profile
-            .as_ref()
-            .and_then(|name| profiles.remove(name));
+        let profile = given.profile.as_ref();
+        let profile = profile.and_then(|name| user.profiles.remove(name));
         // The user's own profile comes before one of the directory.
         let of_directory = given.profile.as_deref().filter(|_| profile.is_none());
         let (origin, directory, is_found) =
-            layers.read_project(&user, of_directory, given.trust_directory)?;
+            layers.read_project(&user.settings, of_directory, given.trust_directory)?;
         if let Some(name) = of_directory.filter(|_| !is_found) {
-            return Err(layers.no_profile(name, &profiles));
+            return Err(layers.no_profile(name, &user.profiles));
         }
         layers.layers = vec![
             (Origin::Flag, given.flags.clone()),
             (Origin::Environment, environment),
             (Origin::Profile, profile.unwrap_or_default()),
             (origin, directory),
-            (Origin::User, user),
+            (Origin::User, user.settings),
         ];
         Ok(layers)
     }
@@ -251,19 +253,18 @@ impl Layers {
             reason = project.files.distrust(directory, trust_directory);
         }
         let Some(reason) = reason else {
-            let profile = profile.and_then(|name| project.profiles.remove(name));
+            let profile = profile.and_then(|name| project.file.profiles.remove(name));
             let has_profile = profile.is_some();
-            let layer = preferring(project.settings, profile.unwrap_or_default());
+            let layer = preferring(project.file.settings, profile.unwrap_or_default());
             let backend = layer.get("backend").and_then(Value::as_str);
             self.build_digest = backend.and_then(|name| project.build_digests.remove(name));
             return Ok((Origin::Directory, layer, has_profile));
         };
-        let (kept, ignored): (Layer, Layer) = project
-            .settings
-            .into_iter()
-            .partition(|(name, value)| is_harmless(name, value, user));
+        let settings = project.file.settings.into_iter();
+        let (kept, ignored): (Layer, Layer) =
+            settings.partition(|(name, value)| is_harmless(name, value, user));
         let ignored = ignored.into_iter().map(|(name, _)| name);
-        let profiles = project.profiles.keys();
+        let profiles = project.file.profiles.keys();
         let names: Vec<_> = ignored
             .chain(profiles.map(|name| format!("{PROFILE}.{name}")))
             .collect();
@@ -278,7 +279,7 @@ impl Layers {
     }
 
     /// Returns an error about a profile that there is not.
-    fn no_profile(&self, name: &str, known: &Profiles) -> anyhow::Error {
+    fn no_profile(&self, name: &str, known: &BTreeMap<String, Layer>) -> anyhow::Error {
         let mut text = format!("there is no profile `{name}` in your {FILE_NAME}");
         if known.is_empty() {
             text += &format!(": write [profile.{name}] and its settings in it");
@@ -349,19 +350,6 @@ impl Layers {
     }
 }
 
-/// Removes the profiles from the settings of a file.
-fn take_profiles(settings: &mut Layer) -> Profiles {
-    let Some(Value::Object(profiles)) = settings.remove(PROFILE) else {
-        return Profiles::new();
-    };
-    let profiles = profiles.into_iter();
-    let profiles = profiles.filter_map(|(name, profile)| match profile {
-        Value::Object(profile) => Some((name, profile)),
-        _ => None,
-    });
-    profiles.collect()
-}
-
 /// Returns settings with those of a profile in their place. What only makes sense together comes from one of them.
 fn preferring(mut settings: Layer, profile: Layer) -> Layer {
     for names in TOGETHER {
@@ -397,39 +385,27 @@ fn user_directory() -> Option<PathBuf> {
 }
 
 /// Reads the user's `cantle.toml` in `directory`, if it exists.
-fn read_user(directory: &Path) -> anyhow::Result<Layer> {
+fn read_user(directory: &Path) -> anyhow::Result<SettingsFile> {
     let path = directory.join(FILE_NAME);
     let Some((text, _)) = read_regular(&path)? else {
-        return Ok(Layer::new());
+        return Ok(SettingsFile::default());
     };
-    let mut layer = parse_file(&path, &text)?;
+    let mut file = SettingsFile::parse_at(&path, &text)?;
     // `@FILE` is relative to the file it is written in.
-    let absolute = |layer: &mut Layer| {
+    for layer in file.layers_mut() {
         if let Some(Value::String(prompt)) = layer.get_mut("system_prompt")
             && let Some(file) = prompt.strip_prefix('@')
         {
             *prompt = format!("@{}", directory.join(file).display());
         }
-    };
-    absolute(&mut layer);
-    if let Some(Value::Object(profiles)) = layer.get_mut(PROFILE) {
-        profiles
-            .values_mut()
-            .filter_map(Value::as_object_mut)
-            .for_each(absolute);
     }
-    Ok(layer)
-}
-
-fn parse_file(path: &Path, text: &str) -> anyhow::Result<Layer> {
-    parse(text).with_context(|| format!("invalid settings in {}", path.display()))
+    Ok(file)
 }
 
 /// The settings of a directory's `cantle.toml`, and the files that they were read from.
 #[derive(Debug)]
 pub(crate) struct Project {
-    pub(crate) settings: Layer,
-    pub(crate) profiles: Profiles,
+    pub(crate) file: SettingsFile,
     pub(crate) files: ProjectFiles,
     /// The digests of Dockerfiles with their contexts, by the setting that names them.
     build_digests: BTreeMap<String, String>,
@@ -440,13 +416,12 @@ impl Project {
     pub(crate) fn read(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(FILE_NAME);
         let mut files = ProjectFiles::default();
-        let mut settings = match files.read(&path)? {
-            Some(text) => parse_file(&path, &text)?,
-            None => Layer::new(),
+        let file = match files.read(&path)? {
+            Some(text) => SettingsFile::parse_at(&path, &text)?,
+            None => SettingsFile::default(),
         };
         Ok(Self {
-            profiles: take_profiles(&mut settings),
-            settings,
+            file,
             files,
             build_digests: BTreeMap::new(),
         })
@@ -454,15 +429,12 @@ impl Project {
 
     /// Whether it sets nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.settings.is_empty() && self.profiles.is_empty()
+        self.file.settings.is_empty() && self.file.profiles.is_empty()
     }
 
     /// Reads the files that settings and profiles name; a system prompt becomes its text.
     pub(crate) fn read_named(&mut self) -> anyhow::Result<()> {
-        for settings in [&mut self.settings]
-            .into_iter()
-            .chain(self.profiles.values_mut())
-        {
+        for settings in self.file.layers_mut() {
             if let Some(Value::String(prompt)) = settings.get_mut("system_prompt")
                 && let Some(path) = prompt.strip_prefix('@').map(PathBuf::from)
             {
@@ -497,39 +469,55 @@ fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
     allowed.is_none_or(|allowed| value.as_f64() <= Some(allowed))
 }
 
-/// Parses the text of a `cantle.toml`; profiles are layers in the table `profile`.
-pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
-    let line_of = |offset: usize| {
-        let before = text.bytes().take(offset);
-        before.filter(|byte| *byte == b'\n').count() + 1
-    };
-    let entries: BTreeMap<toml::Spanned<String>, toml::Value> =
-        toml::from_str(text).map_err(|error| {
-            let line = line_of(error.span().map_or(0, |span| span.start));
-            anyhow!("line {line}: {}", error.message())
-        })?;
-    // Checked before anything that might quote a value.
-    for name in entries.keys() {
-        refuse_secret(name.get_ref())?;
+impl SettingsFile {
+    /// Returns the settings, and those of each profile.
+    fn layers_mut(&mut self) -> impl Iterator<Item = &mut Layer> {
+        [&mut self.settings]
+            .into_iter()
+            .chain(self.profiles.values_mut())
     }
-    let mut layer = Layer::new();
-    for (name, value) in entries {
-        let line = line_of(name.span().start);
-        let name = name.into_inner();
-        match (&*name, value) {
-            (PROFILE, toml::Value::Table(profiles)) => {
-                let mut parsed = Layer::new();
-                for (profile, settings) in profiles {
-                    let settings = parse_profile(settings, line);
-                    let settings = settings.with_context(|| format!("profile `{profile}`"))?;
-                    parsed.insert(profile, settings.into());
-                }
-                layer.insert(name, parsed.into());
-            }
-            (_, value) => layer.extend(parse_setting(&name, value, line)?),
+
+    fn parse_at(path: &Path, text: &str) -> anyhow::Result<Self> {
+        Self::parse(text).with_context(|| format!("invalid settings in {}", path.display()))
+    }
+
+    /// Parses the text of a `cantle.toml`.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let line_of = |offset: usize| {
+            let before = text.bytes().take(offset);
+            before.filter(|byte| *byte == b'\n').count() + 1
+        };
+        let entries: BTreeMap<toml::Spanned<String>, toml::Value> =
+            toml::from_str(text).map_err(|error| {
+                let line = line_of(error.span().map_or(0, |span| span.start));
+                anyhow!("line {line}: {}", error.message())
+            })?;
+        // Checked before anything that might quote a value.
+        for name in entries.keys() {
+            refuse_secret(name.get_ref())?;
         }
+        let mut file = Self::default();
+        for (name, value) in entries {
+            let line = line_of(name.span().start);
+            match (&**name.get_ref(), value) {
+                (PROFILE, toml::Value::Table(profiles)) => {
+                    for (profile, settings) in profiles {
+                        let settings = parse_profile(settings, line);
+                        let settings = settings.with_context(|| format!("profile `{profile}`"))?;
+                        file.profiles.insert(profile, settings);
+                    }
+                }
+                (name, value) => file.settings.extend(parse_setting(name, value, line)?),
+            }
+        }
+        Ok(file)
     }
-    Ok(layer)
+}
+
+/// Parses the settings of a text, for tests.
+#[cfg(test)]
+pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
+    SettingsFile::parse(text).map(|file| file.settings)
 }
 
 /// Refuses a setting that would hold a secret.

@@ -1,7 +1,7 @@
 use cantle::core::llm::Prices;
 use serde_json::json;
 
-use super::layers::{Layer, Layers, Origin, parse};
+use super::layers::{Layer, Layers, Origin, SettingsFile, parse};
 use super::*;
 
 fn layer(toml: &str) -> Layer {
@@ -283,14 +283,11 @@ fn durations_have_units() {
 
 #[test]
 fn profiles_are_tables_of_settings() {
-    let parsed = layer(
-        "model = 'm'\n[profile.fast]\nmodel = 'small'\neffort = 'low'\n[profile.deep]\neffort = 'high'",
-    );
-    assert_eq!(
-        parsed["profile"]["fast"],
-        json!({"model": "small", "effort": "low"})
-    );
-    assert_eq!(parsed["profile"]["deep"], json!({"effort": "high"}));
+    let text = "model = 'm'\n[profile.fast]\nmodel = 'small'\neffort = 'low'\n[profile.deep]\neffort = 'high'";
+    let profiles = SettingsFile::parse(text).unwrap().profiles;
+    let profiles = serde_json::to_value(profiles).unwrap();
+    let expected = json!({"fast": {"model": "small", "effort": "low"}, "deep": {"effort": "high"}});
+    assert_eq!(profiles, expected);
     let unknown = error("[profile.fast]\nmodle = 'm'");
     assert!(unknown.contains("profile `fast`"), "{unknown}");
     assert!(error("[profile.fast]\napi_key = 'sk-x'").contains("profile `fast`"));
