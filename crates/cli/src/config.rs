@@ -14,7 +14,7 @@ use crate::environment::variable;
 use crate::exit::{Failure, FailureExt as _};
 use crate::policy;
 use crate::settings::layers::{Given, Layers, Origin};
-use crate::settings::{PolicySettings, SandboxSettings, Settings};
+use crate::settings::{SandboxSettings, Settings};
 
 /// The configuration of a run, apart from its task and files.
 #[derive(Debug)]
@@ -140,14 +140,6 @@ pub(crate) fn sandbox_of(layers: &Layers) -> Result<(BackendArg, Policy), Failur
     let mut settings: SandboxSettings = layers.typed().usage()?;
     set_build_digest(&mut settings, layers);
     Ok((settings.backend.unwrap_or_default(), policy))
-}
-
-/// Returns the policy of commands, for subcommands with the local backend, whichever is set.
-///
-/// # Errors
-/// If a setting is invalid.
-pub(crate) fn resolve_policy(given: &Given<PolicySettings>) -> Result<Policy, Failure> {
-    policy_of(&Layers::with_files(given).usage()?, true)
 }
 
 /// Returns the policy of these settings, for a local backend or another one, whichever they name.

@@ -63,10 +63,7 @@ impl Endpoint {
         let is_own = provider.is_some() && provider == Provider::of_base_url(&base_url);
 
         let own_variable = provider.and_then(Provider::key_variable);
-        let key_variables: Vec<_> = [Some(KEY_VARIABLE), own_variable]
-            .into_iter()
-            .flatten()
-            .collect();
+        let key_variables: Vec<_> = [KEY_VARIABLE].into_iter().chain(own_variable).collect();
         let key_of = |name: &'static str| {
             let text = variable(name)?.trim().to_owned();
             (!text.is_empty()).then(|| Key {
@@ -74,15 +71,15 @@ impl Endpoint {
                 text: text.into(),
             })
         };
-        let mut key = key_variables.iter().copied().find_map(key_of);
+        let key = key_variables.iter().copied().find_map(key_of);
         let is_foreign = match origin {
             Some(Origin::Directory) => is_this_machine(&base_url),
             Some(Origin::UntrustedDirectory) => !is_own || is_this_machine(&base_url),
             _ => false,
         };
-        let withheld = match is_foreign {
-            true => key.take().map(|key| key.variable),
-            false => None,
+        let (key, withheld) = match is_foreign {
+            true => (None, key.map(|key| key.variable)),
+            false => (key, None),
         };
         if let Some(provider) = provider
             && provider.needs_key()

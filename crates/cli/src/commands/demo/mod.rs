@@ -24,6 +24,7 @@ use crate::exit::{Failure, FailureExt as _, cancelled_early};
 use crate::output_dir::OutputDir;
 use crate::result_file;
 use crate::settings::Settings;
+use crate::settings::layers::Layers;
 use crate::task::{self, Task};
 
 const TASK: &str = "Survey the files here: what they are, what takes the space, what is there twice. \
@@ -46,7 +47,9 @@ pub(crate) fn prepare(args: DemoArgs) -> Result<PreparedDemo, Failure> {
     let survey = Survey::of(&args.path, &args.output_dir).usage()?;
     let model = ReplayClient::new("recording", recording());
     let agent = Agent::builder(agent::NAME, model);
-    let policy = config::resolve_policy(&args.policy)?;
+    let layers = Layers::with_files(&args.policy).usage()?;
+    // Its backend is the local one, whichever is set.
+    let policy = config::policy_of(&layers, true)?;
     let backend = Arc::new(LocalBackend::new());
     let agent = agent::complete(agent, backend, policy, &Settings::default(), None).internal()?;
     Ok(PreparedDemo {

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::args::RunArgs;
+use crate::args::RunCli;
 use crate::config::RunConfig;
 use crate::mcp::McpArgs;
 
@@ -30,13 +30,6 @@ struct AgentParams {
     task: String,
 }
 
-/// The command line of a run; its first word is the subcommand.
-#[derive(clap::Parser)]
-struct RunLine {
-    #[command(flatten)]
-    run: RunArgs,
-}
-
 /// Returns the tool. Its runs have the settings and variables of this command, and its further arguments.
 ///
 /// # Errors
@@ -49,8 +42,8 @@ pub(super) fn run_agent(args: &McpArgs) -> anyhow::Result<DynTool> {
     line.extend(args.variables.arguments());
     line.extend(args.agent_arguments.iter().map(OsString::from));
     line.push("--".into());
-    let parsed = RunLine::try_parse_from(line.iter().cloned().chain(["task".into()]));
-    let RunLine { run } = parsed.context("the arguments after `--` are for `cantle run`")?;
+    let parsed = RunCli::try_parse_from(line.iter().cloned().chain(["task".into()]));
+    let RunCli { args: run } = parsed.context("the arguments after `--` are for `cantle run`")?;
     RunConfig::resolve(&run.settings, run.replay.as_deref())
         .map_err(|failure| failure.error)
         .context("--allow-agent needs the settings that `cantle run` needs")?;
