@@ -6,12 +6,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use cantle::core::policy::parse_bytes;
 use url::Url;
 
 use crate::backend::BackendArg;
 use crate::files::FilesArgs;
-use crate::settings::{Given, ServeSettings, parse_duration};
+use crate::settings::{Given, ServeSettings, Size, parse_duration};
 
 /// Serve sandboxes to E2B's SDKs
 ///
@@ -51,12 +50,7 @@ pub(crate) struct ServeArgs {
     pub(crate) template: Vec<TemplateArg>,
 
     /// Install the packages of the code interpreter of local sandboxes, and exit: numpy, pandas, matplotlib, e2b-charts
-    #[arg(
-        long,
-        value_name = "code-interpreter",
-        value_enum,
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "code-interpreter", hide_possible_values = true)]
     pub(crate) prepare: Option<Preparation>,
 
     /// Domain under which clients reach it (E2B_DOMAIN), behind a proxy that terminates TLS
@@ -152,17 +146,16 @@ pub(crate) struct ServedToolsArgs {
     pub(crate) max_stored_files: Option<u64>,
 
     /// Maximum size of the files that a principal stores, such as 500M [default: 10G]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "is_enabled",
-        help_heading = "Limits")]
-    pub(crate) max_stored_bytes: Option<u64>,
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "is_enabled",
+        help_heading = "Limits"
+    )]
+    pub(crate) max_stored_bytes: Option<Size>,
 
     /// Maximum number of tool calls of a principal in a minute [default: 120]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
         requires = "is_enabled", help_heading = "Limits")]
     pub(crate) max_calls_per_minute: Option<u32>,
-}
-
-/// Parses a size such as `500M`.
-fn parse_size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "expected a size such as 500M or 10G".to_owned())
 }

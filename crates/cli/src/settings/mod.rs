@@ -78,7 +78,6 @@ pub(crate) struct Settings {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        value_enum,
         hide_possible_values = true,
         help_heading = "Sandbox"
     )]
@@ -90,7 +89,6 @@ pub(crate) struct Settings {
     #[arg(
         long,
         value_name = "SERVICE",
-        value_enum,
         hide_possible_values = true,
         help_heading = "Sandbox"
     )]
@@ -204,11 +202,11 @@ pub(crate) struct ModelSettings {
     pub(crate) model: Option<String>,
 
     /// Model provider: determines the base URL and the variable that holds the key [default: openai]
-    #[arg(long, value_enum)]
+    #[arg(long)]
     pub(crate) provider: Option<Provider>,
 
     /// Wire protocol [default: messages for Anthropic, otherwise chat]
-    #[arg(long, value_enum)]
+    #[arg(long)]
     pub(crate) api: Option<Api>,
 
     /// Base URL of the API; it usually ends in /v1
@@ -241,7 +239,7 @@ pub(crate) struct ModelSettings {
     /// Whether the model accepts images [default: as its provider reports]
     ///
     /// A model that does has the tool `view_image`.
-    #[arg(long, value_enum)]
+    #[arg(long)]
     pub(crate) vision: Option<Switch>,
 
     /// Do not stream answers

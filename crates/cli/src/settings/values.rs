@@ -27,16 +27,8 @@ impl FromStr for Limit {
     type Err = InvalidPolicy;
 
     fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl TryFrom<String> for Limit {
-    type Error = InvalidPolicy;
-
-    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
-        Limits::default().set(&text)?;
-        Ok(Self(text))
+        Limits::default().set(text)?;
+        Ok(Self(text.to_owned()))
     }
 }
 
@@ -84,14 +76,6 @@ impl FromStr for AllowedHost {
             PRIVATE => Ok(Self::Private),
             _ => text.parse().map(Self::Host),
         }
-    }
-}
-
-impl TryFrom<String> for AllowedHost {
-    type Error = InvalidPolicy;
-
-    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
-        text.parse()
     }
 }
 
@@ -160,14 +144,6 @@ fn is_secret_parameter(name: &str) -> bool {
     secret.iter().any(|word| name.contains(word))
 }
 
-impl TryFrom<String> for Param {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
 impl From<Param> for String {
     fn from(param: Param) -> Self {
         param.text
@@ -200,19 +176,26 @@ impl FromStr for Size {
     }
 }
 
-impl TryFrom<String> for Size {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
 impl From<Size> for String {
     fn from(size: Size) -> Self {
         size.text
     }
 }
+
+/// Reads values from files as they are read on the command line.
+macro_rules! from_text {
+    ($($type:ty),+) => {$(
+        impl TryFrom<String> for $type {
+            type Error = <Self as FromStr>::Err;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+    )+};
+}
+
+from_text!(Limit, AllowedHost, Param, Size);
 
 /// A property that is usually found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]

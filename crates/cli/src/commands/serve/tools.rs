@@ -7,6 +7,7 @@ use url::Url;
 
 use crate::args::ServedToolsArgs;
 use crate::files::signing_key;
+use crate::settings::Size;
 use crate::state_dir::StateDir;
 
 const MODULE: &str = "code_executor";
@@ -27,7 +28,9 @@ pub(super) async fn service(
     let quota = limits.quota;
     limits.quota = Quota::new(
         args.max_stored_files.unwrap_or(quota.files),
-        args.max_stored_bytes.unwrap_or(quota.bytes),
+        args.max_stored_bytes
+            .as_ref()
+            .map_or(quota.bytes, Size::bytes),
     );
     let files = files.await?.with_limits(limits);
     let tools = cantle_code_executor::tools(&files);
