@@ -90,6 +90,7 @@ impl EarlierRun {
         if let (Some(in_place), None) = (&saved.in_place, &args.workdir.workdir) {
             args.workdir.workdir = Some(in_place.directory.clone());
             args.workdir.in_place = true;
+            args.inputs.include_secrets |= in_place.include_secrets;
         }
         if let (Some(copy), None) = (&saved.working_copy, &args.workdir.workdir) {
             args.workdir.workdir = Some(copy.origin.clone());

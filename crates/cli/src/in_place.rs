@@ -51,6 +51,9 @@ pub(crate) struct InPlace {
     read_only: BTreeMap<PathBuf, EntryIdentity>,
     /// Files that commands can't read.
     hidden: BTreeMap<PathBuf, EntryIdentity>,
+    /// Whether files that look like secrets are not among them.
+    #[serde(default)]
+    pub(crate) include_secrets: bool,
 }
 
 /// Tells an entry from another of the same name.
@@ -101,6 +104,7 @@ impl InPlace {
             directory,
             read_only,
             hidden,
+            include_secrets,
         }))
     }
 
@@ -421,6 +425,7 @@ mod tests {
             directory: directory.path().canonicalize().unwrap(),
             read_only: BTreeMap::new(),
             hidden: BTreeMap::new(),
+            include_secrets: false,
         };
         let long = format!(".cantle-{}", "é".repeat(120));
         for name in [".envrc", "a.code-workspace", &long] {

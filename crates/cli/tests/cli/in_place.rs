@@ -167,6 +167,21 @@ async fn a_later_task_goes_on_in_the_directory() {
 }
 
 #[tokio::test]
+async fn secrets_that_a_run_sees_are_seen_by_the_next_one() {
+    let (server, env) = on_repository("cat \"$REPO/.env\"").await;
+    let variable = format!("REPO={}", env.path("repo").display());
+    let first = work(&env, &["--include-secrets", "--env", &variable]).await;
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let args = ["run", "Go on", "--continue", "last", "--env", &variable];
+    let again = env.run(args).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    for exited in [&first, &again] {
+        assert!(!exited.stderr.contains("Hidden"), "{exited:?}");
+    }
+    assert!(server.requests()[1].body().to_string().contains("SECRET=1"));
+}
+
+#[tokio::test]
 async fn an_unfinished_run_is_resumed_in_the_directory() {
     let (_server, env) = on_repository("true").await;
     let here = async |args: &[&str]| {
