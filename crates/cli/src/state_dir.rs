@@ -10,7 +10,7 @@ use cantle::agent::{KeptRun, RunStore};
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 
-use crate::environment::variable;
+use crate::environment::path_variable;
 
 const VARIABLE: &str = "CANTLE_STATE_DIR";
 
@@ -33,10 +33,10 @@ impl StateDir {
     pub(crate) fn find() -> anyhow::Result<Self> {
         let is_root = rustix::process::geteuid().is_root();
         let candidates = [
-            variable(VARIABLE).map(PathBuf::from),
-            variable("XDG_STATE_HOME").map(|state| Path::new(&state).join("cantle")),
+            path_variable(VARIABLE),
+            path_variable("XDG_STATE_HOME").map(|state| state.join("cantle")),
             is_root.then(|| PathBuf::from("/var/lib/cantle")),
-            variable("HOME").map(|home| Path::new(&home).join(".local/state/cantle")),
+            path_variable("HOME").map(|home| home.join(".local/state/cantle")),
         ];
         let Some(directory) = candidates.into_iter().flatten().next() else {
             bail!("no state directory is known: set {VARIABLE} or HOME");
@@ -48,7 +48,7 @@ impl StateDir {
             );
         }
         Ok(Self {
-            is_explicit: variable(VARIABLE).is_some(),
+            is_explicit: path_variable(VARIABLE).is_some(),
             directory,
         })
     }

@@ -141,8 +141,10 @@ fn open_regular(path: &Path) -> anyhow::Result<Option<(File, Metadata)>> {
     let failed = || format!("failed to read {shown}");
     // Opening a pipe would wait for its writer.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    // Users without a home directory have /dev/null.
+    let is_missing = |kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     let file = match File::options().read(true).custom_flags(flags).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_missing(error.kind()) => return Ok(None),
         file => file.with_context(failed)?,
     };
     let metadata = file.metadata().with_context(failed)?;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use super::{Limit, Settings};
 use crate::backend::BackendArg;
-use crate::environment::variable;
+use crate::environment::{path_variable, variable};
 use crate::trust::{ProjectFiles, read_regular};
 
 pub(crate) const FILE_NAME: &str = "cantle.toml";
@@ -377,10 +377,9 @@ pub(crate) fn layer_of(settings: &impl Serialize) -> serde_json::Result<Layer> {
 
 /// Returns the directory of the user's `cantle.toml`.
 fn user_directory() -> Option<PathBuf> {
-    let config = variable("XDG_CONFIG_HOME")
-        .map(PathBuf::from)
+    let config = path_variable("XDG_CONFIG_HOME")
         .filter(|path| path.is_absolute())
-        .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
+        .or_else(|| path_variable("HOME").map(|home| home.join(".config")));
     config.map(|config| config.join("cantle"))
 }
 

@@ -1,9 +1,13 @@
 //! Origins of settings, and which key is sent where.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
 use cantle_testkit::openai::{Script, ScriptedServer};
 use serde_json::{Value, json};
 
-use crate::support::TestEnv;
+use crate::support::{TestEnv, wait_for_exit};
 use crate::{command, finish, nothing_to_do};
 
 async fn server() -> ScriptedServer {
@@ -96,9 +100,26 @@ async fn each_setting_has_a_variable() {
             .command(["run", "Hello"])
             .env(format!("CANTLE_{name}"), "-1")
             .spawn();
-        let exited = crate::support::wait_for_exit(exited.unwrap()).await;
+        let exited = wait_for_exit(exited.unwrap()).await;
         assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{name}");
     }
+}
+
+#[tokio::test]
+async fn directories_of_files_may_have_any_name_or_be_missing() {
+    let env = TestEnv::new();
+    let directory = env.path(OsStr::from_bytes(b"settings-\xff"));
+    let config = async |directory: &Path| {
+        let mut command = env.command(["config", "--json"]);
+        let command = command.env("XDG_CONFIG_HOME", directory);
+        let exited = wait_for_exit(command.spawn().unwrap()).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let config: Value = serde_json::from_str(&exited.stdout).unwrap();
+        config["settings"]["max_turns"]["value"].clone()
+    };
+    env.write(directory.join("cantle/cantle.toml"), "max_turns = 5\n");
+    assert_eq!(config(&directory).await, json!(5));
+    assert_eq!(config(Path::new("/dev/null")).await, Value::Null);
 }
 
 #[tokio::test]
@@ -194,7 +215,7 @@ async fn shells_complete_commands_and_flags() {
     let mut bash = env.command_of("bash");
     bash.args(["-c", line])
         .env("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-    let exited = crate::support::wait_for_exit(bash.spawn().unwrap()).await;
+    let exited = wait_for_exit(bash.spawn().unwrap()).await;
     assert_eq!(exited.stdout, "--workdir\n", "{exited:?}");
 }
 
