@@ -133,28 +133,32 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
         let profile = clap::Arg::new(PROFILE)
             .long("profile")
             .value_name("NAME")
-            .env("CANTLE_PROFILE")
-            .hide_env_values(true)
             .help("Let the settings of [profile.NAME] in cantle.toml override the others")
             .help_heading("Settings");
+        let profile = with_variable(profile);
         let others = command.get_arguments().map(|arg| arg.get_id().clone());
         let others: Vec<_> = others.collect();
-        let with_variable = |arg: clap::Arg| match others.contains(arg.get_id()) {
-            true => arg,
-            false => {
-                let variable = format!("CANTLE_{}", arg.get_id().as_str().to_uppercase());
-                // A definition has names that stay.
-                arg.env(&*variable.leak()).hide_env_values(true)
-            }
-        };
         G::augment_args(command)
-            .mut_args(with_variable)
+            .mut_args(|arg| match others.contains(arg.get_id()) {
+                true => arg,
+                false => with_variable(arg),
+            })
             .args([profile, trust])
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
         Self::augment_args(command)
     }
+}
+
+/// Lets the variable of a setting give it. An empty one counts as not set.
+fn with_variable(arg: clap::Arg) -> clap::Arg {
+    let name = format!("CANTLE_{}", arg.get_id().as_str().to_uppercase());
+    if std::env::var_os(&name).is_some_and(|value| value.is_empty()) {
+        return arg;
+    }
+    // A definition has names that stay.
+    arg.env(&*name.leak()).hide_env_values(true)
 }
 
 impl<G: FromArgMatches + Serialize> FromArgMatches for Given<G> {
@@ -207,7 +211,8 @@ impl Layers {
         // A flag hides its variable, but limits of flags and environment add up.
         if let Some(limits) = variable("CANTLE_LIMIT") {
             let limits = limits.split(',').map(str::parse);
-            let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
+            let limits: Result<Vec<Limit>, _> = limits.collect();
+            let limits = limits.context("CANTLE_LIMIT is invalid")?;
             environment.insert("limit".to_owned(), serde_json::to_value(limits)?);
         }
         let mut user = match user_directory() {

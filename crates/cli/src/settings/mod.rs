@@ -18,7 +18,7 @@ use cantle::core::llm::Prices;
 use cantle::core::policy::{HostPattern, Preset};
 use cantle::python::PackageSpecifier;
 use clap::ArgAction;
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, NonEmptyStringValueParser};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -39,7 +39,8 @@ pub(crate) struct Settings {
     pub(crate) model: ModelSettings,
 
     /// Instructions that are added to the built-in system prompt; `@FILE` reads them from a file
-    #[arg(long, value_name = "TEXT|@FILE", help_heading = "Model")]
+    #[arg(long, value_name = "TEXT|@FILE", value_parser = NonEmptyStringValueParser::new(),
+        help_heading = "Model")]
     pub(crate) system_prompt: Option<String>,
 
     /// Maximum number of turns (model calls with their tool calls) [default: 30]
@@ -198,7 +199,7 @@ pub(crate) struct KeepSettings {
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelSettings {
     /// Model name, as its provider spells it
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model: Option<String>,
 
     /// Model provider: determines the base URL and the variable that holds the key [default: openai]
@@ -210,7 +211,7 @@ pub(crate) struct ModelSettings {
     pub(crate) api: Option<Api>,
 
     /// Base URL of the API; it usually ends in /v1
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) base_url: Option<String>,
 
     /// Maximum number of output tokens of one model call
@@ -222,7 +223,7 @@ pub(crate) struct ModelSettings {
     pub(crate) context_window: Option<u64>,
 
     /// Reasoning effort, as the provider names it: mostly low, medium or high
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) effort: Option<String>,
 
     /// Sampling temperature; many reasoning models refuse it

@@ -106,6 +106,35 @@ async fn each_setting_has_a_variable() {
 }
 
 #[tokio::test]
+async fn an_empty_variable_counts_as_not_set() {
+    let mut env = TestEnv::new();
+    env.write(
+        ".config/cantle/cantle.toml",
+        "strict_finish = true\nmax_turns = 5\n",
+    );
+    for name in ["PROFILE", "STRICT_FINISH", "MAX_TURNS", "MODEL", "LIMIT"] {
+        env = env.set(&format!("CANTLE_{name}"), "");
+    }
+    let exited = env.run(["config", "--json"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let config: Value = serde_json::from_str(&exited.stdout).unwrap();
+    let values = ["strict_finish", "max_turns", "model"];
+    let values = values.map(|name| config["settings"][name]["value"].clone());
+    assert_eq!(values, [json!(true), json!(5), Value::Null]);
+}
+
+#[tokio::test]
+async fn empty_flags_are_refused() {
+    let env = TestEnv::new();
+    // The task would go to another address otherwise.
+    for flag in ["--base-url", "--model", "--effort", "--system-prompt"] {
+        let exited = env.run(["config", flag, ""]).await;
+        assert_eq!(exited.code, Some(2), "{exited:?}");
+        assert!(exited.stderr.contains(flag), "{exited:?}");
+    }
+}
+
+#[tokio::test]
 async fn directories_of_files_may_have_any_name_or_be_missing() {
     let env = TestEnv::new();
     let directory = env.path(OsStr::from_bytes(b"settings-\xff"));
