@@ -15,6 +15,7 @@ use cantle::python::{NodeRequest, PackageRequest, PackageSpecifier};
 use crate::environment::variable;
 use crate::packages;
 use crate::settings::{AllowedHost, Given, SandboxSettings};
+use crate::text::without_byte_order_mark;
 use crate::trust::read_regular;
 use crate::variables::VariableArgs;
 
@@ -92,6 +93,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<McpServer>> {
 /// # Errors
 /// If it is invalid, or a variable that it names is not set.
 pub(crate) fn parse(path: &Path, text: &str) -> anyhow::Result<Vec<McpServer>> {
+    let text = without_byte_order_mark(text);
     McpServer::from_json(text, variable).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
@@ -169,5 +171,17 @@ impl ServerPackages {
         let program = installed.program(package.program.as_deref())?;
         let path = installed.path().to_owned();
         Ok(InstalledPackage::new(program, vec![path], installed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_may_begin_with_a_byte_order_mark() {
+        let text = "\u{feff}{\"mcpServers\": {\"here\": {\"command\": \"true\"}}}\r\n";
+        let servers = parse(Path::new("mcp.json"), text).unwrap();
+        assert_eq!(servers.len(), 1);
     }
 }

@@ -107,6 +107,11 @@ pub(crate) fn clean_json(value: &Value) -> String {
     cleaned
 }
 
+/// Returns a text without the mark with which editors of Windows begin UTF-8 files.
+pub(crate) fn without_byte_order_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
 /// Cleans a whole text and joins its lines.
 pub(crate) fn one_line(text: &str) -> String {
     clean(text).split_whitespace().collect::<Vec<_>>().join(" ")

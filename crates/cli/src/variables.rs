@@ -8,6 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, bail};
 use cantle::core::secret::SecretText;
 
+use crate::text::without_byte_order_mark;
 use crate::trust::read_regular;
 
 /// The variables of commands.
@@ -110,7 +111,7 @@ impl VariableArgs {
             let (text, _) = read_regular(path)?
                 .context("it does not exist")
                 .with_context(failed)?;
-            for (index, line) in text.lines().enumerate() {
+            for (index, line) in without_byte_order_mark(&text).lines().enumerate() {
                 if line.trim().is_empty() || line.starts_with('#') {
                     continue;
                 }
@@ -147,7 +148,11 @@ mod tests {
     fn variables_come_from_flags_files_and_here() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("vars");
-        std::fs::write(&file, "# a comment\n\nA=1\nB=\"x = y\"\nPATH\nC=\n").unwrap();
+        std::fs::write(
+            &file,
+            "\u{feff}# a comment\r\n\nA=1\r\nB=\"x = y\"\nPATH\nC=\n",
+        )
+        .unwrap();
         let args = VariableArgs {
             env: vec!["A=2".parse().unwrap()],
             env_file: vec![file.clone()],

@@ -24,6 +24,7 @@ pub(crate) struct ServeArgs {
         value_name = "ADDRESS",
         env = "CANTLE_SERVE_LISTEN",
         hide_env_values = true,
+        value_parser = parse_address,
         default_value = "127.0.0.1:3010"
     )]
     pub(crate) listen: SocketAddr,
@@ -158,4 +159,9 @@ pub(crate) struct ServedToolsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
         requires = "is_enabled", help_heading = "Limits")]
     pub(crate) max_calls_per_minute: Option<u32>,
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
+    let expected = "expected an IP address and a port, such as 127.0.0.1:3010 or 0.0.0.0:3010";
+    text.parse().map_err(|_| expected)
 }

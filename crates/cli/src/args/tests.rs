@@ -91,3 +91,13 @@ fn exec_does_not_parse_the_command() {
     assert_eq!(exec.timeout, Some(Duration::from_secs(120)));
     assert_eq!(exec.command, ["ls", "--help"]);
 }
+
+#[test]
+fn serve_says_what_an_address_is() {
+    for address in ["3010", "localhost:3010", ":3010"] {
+        let error = try_parse(&["serve", "--listen", address]).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("such as 127.0.0.1:3010"), "{error}");
+    }
+    assert!(try_parse(&["serve", "--listen", "[::1]:0"]).is_ok());
+}

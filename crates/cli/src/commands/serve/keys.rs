@@ -8,6 +8,7 @@ use cantle::core::principal::{Level, Principal};
 use cantle::core::secret::SecretText;
 
 use crate::environment::variable;
+use crate::text::without_byte_order_mark;
 
 /// Variable of the comma-separated keys, if there is no key file.
 pub(super) const KEYS_VARIABLE: &str = "CANTLE_SERVE_KEYS";
@@ -55,6 +56,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
 }
 
 fn entries(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let text = without_byte_order_mark(text);
     let entries = text.split(separator).map(str::trim);
     entries.filter(|entry| !entry.is_empty() && !entry.starts_with('#'))
 }
@@ -77,7 +79,7 @@ mod tests {
     fn principals_are_read_and_checked_without_showing_keys() {
         let alice = Principal::new("alice", Level::Admin).unwrap();
         let bob = Principal::new("bob", Level::Guest).unwrap();
-        let text = "# key id level\none alice admin\n\ntwo alice admin\nthree bob\n";
+        let text = "\u{feff}one alice admin\r\n# key id level\n\ntwo alice admin\nthree bob\n";
         let expected = [("one", &alice), ("two", &alice), ("three", &bob)];
         let expected = expected.map(|(key, it)| (key.to_owned(), it.clone()));
         assert_eq!(parsed(text).unwrap(), expected);
