@@ -89,22 +89,29 @@ impl From<SessionError> for Failure {
 }
 
 /// Assigns exit codes to errors.
-pub(crate) trait FailureExt<T> {
+pub(crate) trait FailureExt<T>: Sized {
+    fn with_code(self, code: u8) -> Result<T, Failure>;
+
     /// The command line or a setting is invalid.
-    fn usage(self) -> Result<T, Failure>;
+    fn usage(self) -> Result<T, Failure> {
+        self.with_code(Code::Usage as u8)
+    }
+
     /// Something unexpected failed.
-    fn internal(self) -> Result<T, Failure>;
+    fn internal(self) -> Result<T, Failure> {
+        self.with_code(Code::Internal as u8)
+    }
 }
 
 impl<T, E: Into<anyhow::Error>> FailureExt<T> for Result<T, E> {
-    fn usage(self) -> Result<T, Failure> {
-        self.map_err(|error| Failure::new(Code::Usage, error))
-    }
-
-    fn internal(self) -> Result<T, Failure> {
-        self.map_err(|error| Failure::new(Code::Internal, error))
+    fn with_code(self, code: u8) -> Result<T, Failure> {
+        self.map_err(|error| Failure {
+            code,
+            error: error.into(),
+        })
     }
 }
+
 /// Returns the failure of a command that was cancelled during its preparation.
 pub(crate) fn cancelled_early() -> Failure {
     Failure::new(

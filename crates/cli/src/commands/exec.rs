@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
@@ -52,11 +52,7 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
     policy.environment = args.variables.resolve(&[]).usage()?;
-    let listeners = publish::listen(&args.publish).await;
-    let listeners = listeners.map_err(|error| Failure {
-        code: FAILED,
-        error,
-    })?;
+    let listeners = publish::listen(&args.publish).await.with_code(FAILED)?;
     let sandbox = open(&backend, &policy).await?;
     report(sandbox.info(), args.verbose).await;
     let published = publish::check(&args.publish, &*sandbox).await;
@@ -152,11 +148,8 @@ async fn run(
     let (input, output) = (process.take_stdin(), process.take_output());
     let mut raw = None;
     if args.tty {
-        let entered = Raw::enter().map_err(|error| Failure {
-            code: FAILED,
-            error: anyhow!(error).context("failed to take over the terminal"),
-        })?;
-        raw = Some(entered);
+        let entered = Raw::enter().context("failed to take over the terminal");
+        raw = Some(entered.with_code(FAILED)?);
     }
     // The end of a file must be typed as a key.
     let end = raw.as_ref().is_some_and(|raw| !raw.is_terminal());
