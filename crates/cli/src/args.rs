@@ -12,7 +12,6 @@ mod serve;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cantle::agent::Budget;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory as _, Parser as _};
 
@@ -25,7 +24,7 @@ pub(crate) use self::serve::{Preparation, ServeArgs, ServedToolsArgs, TemplateAr
 use crate::delivery::StoreArgs;
 use crate::mcp::McpArgs;
 use crate::settings::{
-    Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_dollars, parse_duration,
+    BudgetArgs, Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_duration,
 };
 use crate::variables::VariableArgs;
 
@@ -247,25 +246,8 @@ pub(crate) struct RunArgs {
         value_parser = FalseyValueParser::new(), help_heading = "Resuming")]
     pub(crate) no_keep: bool,
 
-    /// Maximum cost of the run in US dollars, as reported by the provider or computed from prices
-    ///
-    /// It is refused if the provider of a model does not report costs and its prices are unknown.
-    #[arg(long, value_name = "USD", value_parser = parse_dollars, help_heading = "Limits")]
-    pub(crate) budget_usd: Option<f64>,
-
-    /// Maximum number of input and output tokens of the run
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
-        help_heading = "Limits")]
-    pub(crate) budget_tokens: Option<u64>,
-
-    /// Maximum duration of the run, such as 90s, 30m or 2h
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Limits")]
-    pub(crate) budget_time: Option<Duration>,
-
-    /// Maximum number of tool calls of the run
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
-        help_heading = "Limits")]
-    pub(crate) budget_calls: Option<u64>,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
 
     /// Which tool calls need approval at the terminal [default: never]
     ///
@@ -284,18 +266,6 @@ pub(crate) struct RunArgs {
     /// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is `true`.
     #[arg(long, value_name = "URL", help_heading = "Output")]
     pub(crate) otlp: Option<String>,
-}
-
-impl RunArgs {
-    /// Returns the budget of the run.
-    pub(crate) fn budget(&self) -> Budget {
-        let mut budget = Budget::default();
-        budget.cost_usd = self.budget_usd;
-        budget.tokens = self.budget_tokens;
-        budget.time = self.budget_time;
-        budget.tool_calls = self.budget_calls;
-        budget
-    }
 }
 
 /// Files that a run gets.

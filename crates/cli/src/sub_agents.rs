@@ -6,10 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use cantle::agent::{Agent, Approvals, Budget, SubAgent};
+use cantle::agent::{Agent, Approvals, SubAgent};
 use cantle::clients::limit::RateLimiter;
 use cantle::core::llm::LlmClient;
 use cantle::core::sandbox::Backend;
@@ -23,7 +22,7 @@ use crate::client;
 use crate::config::{ModelSource, RunConfig};
 use crate::extra_tools::ExtraTools;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of, names, names_of};
-use crate::settings::{SandboxSettings, Settings, duration};
+use crate::settings::{BudgetArgs, SandboxSettings, Settings};
 use crate::trust::read_regular;
 use crate::web::WebOffer;
 
@@ -58,14 +57,8 @@ pub(crate) struct SubAgentTable {
     share_sandbox: bool,
     #[serde(default)]
     background: bool,
-    #[serde(default)]
-    budget_usd: Option<f64>,
-    #[serde(default)]
-    budget_tokens: Option<u64>,
-    #[serde(default, with = "duration")]
-    budget_time: Option<Duration>,
-    #[serde(default)]
-    budget_calls: Option<u64>,
+    #[serde(flatten)]
+    budget: BudgetArgs,
     /// Settings that replace those of the run.
     #[serde(flatten)]
     settings: Layer,
@@ -168,7 +161,7 @@ impl SubAgentTable {
             _ => Arc::clone(caller.client),
         };
         let info = client.model();
-        client::check_cost_budget(caller.budget_usd.or(self.budget_usd), info)?;
+        client::check_cost_budget(caller.budget_usd.or(self.budget.budget_usd), info)?;
         let tools = ExtraTools::for_model(&config.model, info, settings);
         let approvals = caller.approvals.clone().for_sub_agent();
         let mut builder = Agent::builder(&self.name, client).approvals(approvals);
@@ -179,7 +172,7 @@ impl SubAgentTable {
         builder = tools.add_to(builder, backend, &run.policy, packages, settings, false)?;
         let backend = Arc::clone(caller.backend);
         let agent = agent::complete(builder, backend, run.policy.clone(), settings, None)?;
-        let mut sub_agent = SubAgent::new(&agent, &self.description).budget(self.budget());
+        let mut sub_agent = SubAgent::new(&agent, &self.description).budget(self.budget.into());
         if self.share_sandbox {
             sub_agent = sub_agent.share_sandbox();
         }
@@ -202,14 +195,5 @@ impl SubAgentTable {
             dropped.extend(OF_A_MODEL);
         }
         of_run.below(Origin::SubAgent, self.settings.clone(), &dropped)
-    }
-
-    fn budget(&self) -> Budget {
-        let mut budget = Budget::default();
-        budget.cost_usd = self.budget_usd;
-        budget.tokens = self.budget_tokens;
-        budget.time = self.budget_time;
-        budget.tool_calls = self.budget_calls;
-        budget
     }
 }

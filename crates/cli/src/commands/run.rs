@@ -127,7 +127,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         .transpose()
         .usage()?
         .or_else(|| saved?.schema.clone());
-    let mut options = SessionOptions::default().budget(args.budget());
+    let mut options = SessionOptions::default().budget(args.budget.into());
     let (inputs, stored_inputs) = delivery::split_inputs(&args.inputs.input).usage()?;
     options.input_files = inputs;
     options.inputs.exclude.clone_from(&args.inputs.exclude);
@@ -265,7 +265,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         args.fresh_sandbox,
     );
     let workdir = workdir.usage()?;
-    let mut options = ResumeOptions::default().budget(args.budget());
+    let mut options = ResumeOptions::default().budget(args.budget.into());
     options.runs.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.runs.outputs = output_options(args, options.runs.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
@@ -362,7 +362,7 @@ impl Definition<'_> {
             ModelSource::Endpoint(name, endpoint) => {
                 let client = client::connect(name, endpoint, &settings.model, &limiter);
                 let client = Box::pin(client).await.usage()?;
-                client::check_cost_budget(args.budget_usd, client.model()).usage()?;
+                client::check_cost_budget(args.budget.budget_usd, client.model()).usage()?;
                 match &args.record {
                     Some(path) => {
                         let (client, hooks) = client::recorded(client, endpoint, path).usage()?;
@@ -404,7 +404,7 @@ impl Definition<'_> {
                 packages,
                 approvals: &approvals,
                 user: self.channel.as_ref(),
-                budget_usd: args.budget_usd,
+                budget_usd: args.budget.budget_usd,
             };
             let mut web = extra_tools.web;
             for table in &self.sub_agents {

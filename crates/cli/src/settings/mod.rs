@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
+use cantle::agent::Budget;
 use cantle::clients::chat::Server;
 use cantle::clients::retry::RetryPolicy;
 use cantle::core::llm::Prices;
@@ -24,8 +25,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
 pub(crate) use self::values::{
-    AllowedHost, Limit, OptionalTool, Param, Search, Size, Switch, duration, parse_age,
-    parse_dollars, parse_duration,
+    AllowedHost, Limit, OptionalTool, Param, Search, Size, Switch, parse_age, parse_duration,
 };
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
@@ -175,6 +175,42 @@ pub(crate) struct Retention {
     pub(crate) age: Duration,
     /// The maximum size of all of them.
     pub(crate) size_bytes: u64,
+}
+
+/// The budget of a run, or of each call of a sub-agent.
+#[derive(Clone, Copy, Debug, Default, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct BudgetArgs {
+    /// Maximum cost of the run in US dollars, as reported by the provider or computed from prices
+    ///
+    /// It is refused if the provider of a model does not report costs and its prices are unknown.
+    #[arg(long, value_name = "USD", value_parser = values::parse_dollars)]
+    pub(crate) budget_usd: Option<f64>,
+
+    /// Maximum number of input and output tokens of the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) budget_tokens: Option<u64>,
+
+    /// Maximum duration of the run, such as 90s, 30m or 2h
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(with = "values::duration")]
+    pub(crate) budget_time: Option<Duration>,
+
+    /// Maximum number of tool calls of the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) budget_calls: Option<u64>,
+}
+
+impl From<BudgetArgs> for Budget {
+    fn from(args: BudgetArgs) -> Self {
+        let mut budget = Self::default();
+        budget.cost_usd = args.budget_usd;
+        budget.tokens = args.budget_tokens;
+        budget.time = args.budget_time;
+        budget.tool_calls = args.budget_calls;
+        budget
+    }
 }
 
 /// How long working directories of finished runs are kept.

@@ -270,7 +270,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses an amount of money above zero.
-pub(crate) fn parse_dollars(text: &str) -> Result<f64, String> {
+pub(super) fn parse_dollars(text: &str) -> Result<f64, String> {
     parse_price(text)
         .ok()
         .filter(|dollars| *dollars > 0.0)
