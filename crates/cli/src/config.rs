@@ -13,6 +13,7 @@ use crate::endpoint::{Endpoint, MissingKey};
 use crate::environment::variable;
 use crate::exit::{Failure, FailureExt as _};
 use crate::policy;
+use crate::provider::Provider;
 use crate::settings::layers::{Given, Layers, Origin};
 use crate::settings::{SandboxSettings, Settings};
 
@@ -194,7 +195,7 @@ fn missing_model_or_key(model: Option<&str>, key: Option<&MissingKey>) -> anyhow
         }
     }
     let name = model.unwrap_or("NAME");
-    let provider = key.map_or("openai", |missing| missing.provider);
+    let provider = key.map_or(Provider::Openai, |missing| missing.provider);
     let variable = key.and_then(|missing| missing.variables.first());
     let variable = variable.unwrap_or(&"OPENAI_API_KEY");
     let _ = write!(

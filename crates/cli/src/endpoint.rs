@@ -39,11 +39,11 @@ pub(crate) struct Key {
 /// The error that a provider's key is not set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MissingKey {
-    pub(crate) provider: &'static str,
+    pub(crate) provider: Provider,
     pub(crate) base_url: String,
     pub(crate) variables: Vec<&'static str>,
     /// Another provider whose key is set, and its variable.
-    pub(crate) other: Option<(&'static str, &'static str)>,
+    pub(crate) other: Option<(Provider, &'static str)>,
 }
 
 impl Endpoint {
@@ -86,13 +86,13 @@ impl Endpoint {
             && is_own
             && key.is_none()
         {
-            let mut others = Provider::ALL.into_iter().filter(|other| *other != provider);
+            let mut others = Provider::all().filter(|other| *other != provider);
             let other = others.find_map(|other| {
                 let name = other.key_variable()?;
-                key_of(name).map(|_| (other.name(), name))
+                key_of(name).map(|_| (other, name))
             });
             return Err(MissingKey {
-                provider: provider.name(),
+                provider,
                 base_url,
                 variables: key_variables.into_iter().rev().collect(),
                 other,
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn each_provider_has_an_address_and_a_key_variable() {
-        let table = Provider::ALL.map(|provider| sent(&settings(Some(provider), None), own));
+        let table = Provider::all().map(|provider| sent(&settings(Some(provider), None), own));
         let expected = [
             pair("https://api.openai.com/v1", "openai_api_key"),
             pair("https://openrouter.ai/api/v1", "openrouter_api_key"),
@@ -169,7 +169,7 @@ mod tests {
             pair("https://api.anthropic.com/v1", "anthropic_api_key"),
             pair("http://127.0.0.1:8080/v1", ""),
         ];
-        assert_eq!(table, expected);
+        assert_eq!(table.collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         let none = |_: &str| None;
         let missing = Endpoint::resolve(&settings(None, None), None, none).unwrap_err();
         let expected = MissingKey {
-            provider: "openai",
+            provider: Provider::Openai,
             base_url: "https://api.openai.com/v1".to_owned(),
             variables: vec!["OPENAI_API_KEY", KEY_VARIABLE],
             other: None,
@@ -277,7 +277,10 @@ mod tests {
 
         let router = |name: &str| (name == "OPENROUTER_API_KEY").then(|| "x".to_owned());
         let missing = Endpoint::resolve(&settings(None, None), None, router).unwrap_err();
-        assert_eq!(missing.other, Some(("openrouter", "OPENROUTER_API_KEY")));
+        assert_eq!(
+            missing.other,
+            Some((Provider::Openrouter, "OPENROUTER_API_KEY"))
+        );
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! Model providers: their addresses, wire protocols and the variables of their keys.
 
+use std::fmt;
+
+use clap::ValueEnum as _;
+use clap::builder::PossibleValue;
 use serde::{Deserialize, Serialize};
 
 /// Variable of a key for whatever endpoint is in use.
@@ -34,13 +38,9 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Openai,
-        Self::Openrouter,
-        Self::Litellm,
-        Self::Anthropic,
-        Self::Local,
-    ];
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied()
+    }
 
     pub(crate) fn base_url(self) -> &'static str {
         match self {
@@ -76,24 +76,21 @@ impl Provider {
         }
     }
 
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::Openrouter => "openrouter",
-            Self::Litellm => "litellm",
-            Self::Anthropic => "anthropic",
-            Self::Local => "local",
-        }
-    }
-
     /// Returns all variables of keys, the general one first.
     pub(crate) fn all_key_variables() -> impl Iterator<Item = &'static str> {
-        let own = Self::ALL.into_iter().filter_map(Self::key_variable);
+        let own = Self::all().filter_map(Self::key_variable);
         [KEY_VARIABLE].into_iter().chain(own)
     }
 
     pub(crate) fn of_base_url(base_url: &str) -> Option<Self> {
         let base_url = base_url.trim_end_matches('/');
-        Self::ALL.into_iter().find(|p| p.base_url() == base_url)
+        Self::all().find(|p| p.base_url() == base_url)
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", PossibleValue::get_name))
     }
 }

@@ -48,7 +48,7 @@ mod enabled {
             };
             Ok(Some(Self {
                 telemetry: Telemetry::new(url)?,
-                provider: provider.map(|provider| provider.name().to_owned()),
+                provider: provider.map(|provider| provider.to_string()),
                 variables: variables.clone(),
             }))
         }

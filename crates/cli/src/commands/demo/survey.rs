@@ -107,12 +107,8 @@ impl Survey {
 
     /// Copies the files into the session's sandbox, and returns a summary for the user.
     pub(super) async fn copy(&self, session: &Session) -> Result<String, Failure> {
-        let Some(sandbox) = session.sandbox() else {
-            return Err(Failure::new(
-                Code::Internal,
-                anyhow::anyhow!("the session has no sandbox"),
-            ));
-        };
+        let sandbox = session.sandbox();
+        let sandbox = sandbox.context("the session has no sandbox").internal()?;
         for directory in &self.directories {
             sandbox.mkdir(directory).await.internal()?;
         }
