@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use anyhow::anyhow;
 use cantle::agent::{SessionError, SessionErrorKind};
 use cantle::core::event::RunStatus;
+use cantle::core::sandbox::SandboxError;
 
 use crate::policy;
 
@@ -112,10 +114,16 @@ impl<T, E: Into<anyhow::Error>> FailureExt<T> for Result<T, E> {
     }
 }
 
+/// Returns the failure of a sandbox, with what to do about it.
+pub(crate) fn sandbox_failure(code: u8, error: &SandboxError) -> Failure {
+    let advice = error.advice().map(|advice| format!(". {advice}"));
+    let hint = policy::hint(error).map(|hint| format!(" {hint}"));
+    let (advice, hint) = (advice.unwrap_or_default(), hint.unwrap_or_default());
+    let error = anyhow!("{error}{advice}{hint}");
+    Failure { code, error }
+}
+
 /// Returns the failure of a command that was cancelled during its preparation.
 pub(crate) fn cancelled_early() -> Failure {
-    Failure::new(
-        Code::Cancelled,
-        anyhow::anyhow!("cancelled before the run began"),
-    )
+    Failure::new(Code::Cancelled, anyhow!("cancelled before the run began"))
 }

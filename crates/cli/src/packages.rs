@@ -15,7 +15,7 @@ use cantle::python::{
 };
 
 use crate::backend::{self, BackendArg};
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, sandbox_failure};
 use crate::messages::ProgressMessages;
 use crate::policy;
 use crate::result_file::write_atomically;
@@ -140,11 +140,12 @@ async fn target(
 ) -> Result<PythonTarget, Failure> {
     let context = SandboxContext::new(RunId::new(), policy.clone());
     let opened = backend.open(context).await;
-    let sandbox = opened.map_err(|error| Failure::new(Code::Sandbox, error))?;
+    let failed = |error| sandbox_failure(Code::Sandbox as u8, &error);
+    let sandbox = opened.map_err(failed)?;
     let target = PythonTarget::of(&*sandbox, python).await;
     let closed = sandbox.close().await;
     let target = target.map_err(failure)?;
-    closed.map_err(|error| Failure::new(Code::Sandbox, error))?;
+    closed.map_err(failed)?;
     Ok(target)
 }
 

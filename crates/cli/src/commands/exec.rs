@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use bytes::Bytes;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
@@ -23,9 +23,8 @@ use crate::args::ExecArgs;
 use crate::backend::BackendArg;
 use crate::config;
 use crate::display::{enforcement, isolation, unenforced};
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Failure, FailureExt as _, sandbox_failure};
 use crate::messages::ProgressMessages;
-use crate::policy;
 use crate::publish;
 use crate::terminal::{self, Raw};
 use crate::text::one_line;
@@ -57,7 +56,7 @@ pub(crate) async fn perform(
     report(sandbox.info(), args.verbose).await;
     let published = publish::check(&args.publish, &*sandbox).await;
     let running = async {
-        published.map_err(|error| failure(FAILED, &error))?;
+        published.map_err(|error| sandbox_failure(FAILED, &error))?;
         tokio::select! {
             code = run(args, &*sandbox, cancellation) => code,
             never = publish::serve(listeners, &*sandbox) => match never {},
@@ -67,7 +66,7 @@ pub(crate) async fn perform(
     let closed = sandbox
         .close()
         .await
-        .map_err(|error| failure(FAILED, &error));
+        .map_err(|error| sandbox_failure(FAILED, &error));
     let code = code?;
     closed.map(|()| code)
 }
@@ -96,7 +95,7 @@ pub(super) async fn open(
         }
         opened => opened,
     };
-    opened.map_err(|error| failure(FAILED, &error))
+    opened.map_err(|error| sandbox_failure(FAILED, &error))
 }
 
 /// Reports what is not enforced and, if `verbose`, what isolates the sandbox.
@@ -138,7 +137,7 @@ async fn run(
             SandboxErrorKind::PermissionDenied | SandboxErrorKind::InvalidInput => NOT_EXECUTABLE,
             _ => FAILED,
         };
-        let failure = failure(code, &error);
+        let failure = sandbox_failure(code, &error);
         let context = format!("failed to start `{}`", name.to_string_lossy());
         Failure {
             error: failure.error.context(context),
@@ -154,7 +153,7 @@ async fn run(
     // The end of a file must be typed as a key.
     let end = raw.as_ref().is_some_and(|raw| !raw.is_terminal());
     let exit = tokio::select! {
-        exit = forward(&mut *process, output, raw) => exit.map_err(|error| failure(FAILED, &error))?,
+        exit = forward(&mut *process, output, raw) => exit.map_err(|error| sandbox_failure(FAILED, &error))?,
         never = feed(input, end.then_some(END_OF_INPUT)) => match never {},
     };
     // 128 + a signal is at most 192; other codes fit a byte.
@@ -253,15 +252,4 @@ fn read_input() -> mpsc::Receiver<Bytes> {
         }
     });
     receiver
-}
-
-pub(super) fn failure(code: u8, error: &SandboxError) -> Failure {
-    let advice = error.advice().map(|advice| format!(". {advice}"));
-    let hint = policy::hint(error).map(|hint| format!(" {hint}"));
-    let error = anyhow!(
-        "{error}{}{}",
-        advice.unwrap_or_default(),
-        hint.unwrap_or_default()
-    );
-    Failure { code, error }
 }

@@ -18,10 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::over_http::McpExtension;
 use self::tools::SandboxTools;
-use super::exec::failure;
 use super::print;
 use crate::config;
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, sandbox_failure};
 use crate::mcp::{self, McpArgs, McpCommand, ServerPackages};
 use crate::settings::AllowedHost;
 use crate::text::clean;
@@ -50,7 +49,7 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
     let served = serve_stdio(offered, cancellation).await;
     let closed = tools.close().await;
     served.context("failed to serve MCP").internal()?;
-    closed.map_err(|error| failure(FAILED, &error))?;
+    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
     Ok(0)
 }
 

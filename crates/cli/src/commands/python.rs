@@ -11,10 +11,10 @@ use cantle::backends::local::LocalBackend;
 use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES, PythonSession};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{CANCELLED, FAILED, context, failure, forward, open, report};
+use super::exec::{CANCELLED, FAILED, context, forward, open, report};
 use crate::args::PythonArgs;
 use crate::config;
-use crate::exit::{Code, Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _, sandbox_failure};
 use crate::messages::warn;
 use crate::packages;
 use crate::settings::PackageSettings;
@@ -44,21 +44,21 @@ pub(crate) async fn perform(
         let mut request = match session.command(&code).await {
             Ok(Ok(request)) => request.with_cancellation(cancellation),
             Ok(Err(refused)) => return Ok(refuse(&refused).max(FAILED)),
-            Err(error) => return Err(failure(FAILED, &error)),
+            Err(error) => return Err(sandbox_failure(FAILED, &error)),
         };
         request.timeout = args.timeout;
         request.spill = None;
         let process = sandbox.spawn(request).await;
-        let mut process = process.map_err(|error| failure(FAILED, &error))?;
+        let mut process = process.map_err(|error| sandbox_failure(FAILED, &error))?;
         let output = process.take_output();
         let exit = forward(&mut *process, output, None).await;
-        let exit = exit.map_err(|error| failure(FAILED, &error))?;
+        let exit = exit.map_err(|error| sandbox_failure(FAILED, &error))?;
         Ok(u8::try_from(exit).unwrap_or(FAILED))
     };
     let code = run.await;
     let closed = session.close().await;
     let code = code?;
-    closed.map_err(|error| failure(FAILED, &error))?;
+    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
     Ok(code)
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn open_session(
             python = python.packages(packages);
             python.requirements().add_to(&mut policy);
             let opened = with_packages.open(context(&policy)).await;
-            opened.map_err(|error| failure(FAILED, &error))?
+            opened.map_err(|error| sandbox_failure(FAILED, &error))?
         }
         None => open(&backend, &policy).await?,
     };

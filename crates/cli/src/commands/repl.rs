@@ -10,10 +10,10 @@ use cantle::core::sandbox::Channel;
 use cantle::python::{Execution, ExecutionOutcome, PythonSession, SourceFacts};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{CANCELLED, FAILED, failure};
+use super::exec::{CANCELLED, FAILED};
 use super::python::open_session;
 use crate::args::PythonArgs;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Failure, FailureExt as _, sandbox_failure};
 use crate::interrupts::Interrupts;
 use crate::line_editor::{Line, LineEditor};
 use crate::text::clean;
@@ -36,7 +36,7 @@ pub(crate) async fn perform(args: PythonArgs) -> Result<u8, Failure> {
     let done = converse(&session).await;
     let closed = session.close().await;
     let code = done?;
-    closed.map_err(|error| failure(FAILED, &error))?;
+    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
     Ok(code)
 }
 
@@ -121,7 +121,7 @@ async fn execute(
         executed = session.execute_with_observer(CONTEXT, code, token.clone(), &mut show) => executed,
         () = interrupts.cancel_then_wait(&token) => return Ok(true),
     };
-    let execution = executed.map_err(|error| failure(FAILED, &error))?;
+    let execution = executed.map_err(|error| sandbox_failure(FAILED, &error))?;
     let _ = write_flushed(&mut io::stdout(), &results(&execution));
     let _ = write_flushed(&mut io::stderr(), &problems(&execution));
     Ok(false)

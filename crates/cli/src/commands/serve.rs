@@ -89,7 +89,10 @@ pub(crate) async fn perform(
     if let Some(domain) = &args.domain {
         builder = builder.domain(domain);
     }
-    let mut server = builder.bind(args.listen).await.map_err(not_started)?;
+    let mut server = builder
+        .bind(args.listen)
+        .await
+        .map_err(|error| not_started(&error))?;
     let url = url(server.address());
     if args.tools.is_enabled {
         let base = match &args.domain {
@@ -167,12 +170,17 @@ fn announce(address: SocketAddr, url: &str, accepts_any_key: bool) -> Result<(),
     print(&line)
 }
 
-fn not_started(error: ServeError) -> Failure {
-    match error.kind() {
+fn not_started(error: &ServeError) -> Failure {
+    let (code, hint) = match error.kind() {
         ServeErrorKind::KeyNeeded => {
-            let hint = format!("provide one with --key-file or in {KEYS_VARIABLE}");
-            Failure::new(Code::Usage, anyhow!("{error}: {hint}"))
+            let hint = format!(": provide one with --key-file or in {KEYS_VARIABLE}");
+            (Code::Usage, hint)
         }
-        _ => Failure::new(Code::Internal, error),
-    }
+        ServeErrorKind::Bind => (
+            Code::Internal,
+            ". Choose another address with --listen".to_owned(),
+        ),
+        _ => (Code::Internal, String::new()),
+    };
+    Failure::new(code, anyhow!("{error}{hint}"))
 }

@@ -47,6 +47,18 @@ async fn a_program_is_run_with_its_streams_and_exit_code() {
 }
 
 #[tokio::test]
+async fn a_missing_container_engine_is_explained() {
+    let env = TestEnv::new().set("DOCKER_HOST", "unix:///nowhere/engine.sock");
+    env.write("program.py", "1");
+    let args = ["python", "--backend", "docker:debian", "program.py"];
+    for packages in [vec![], vec!["--package", "six"]] {
+        let exited = env.run(args.iter().chain(&packages)).await;
+        assert_eq!(exited.code, Some(125), "{exited:?}");
+        assert!(exited.stderr.contains("set DOCKER_HOST"), "{exited:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_is_no_program_is_refused() {
     let env = TestEnv::new();
     let nested = "(".repeat(20_000) + &")".repeat(20_000);

@@ -56,6 +56,16 @@ pub(crate) async fn serve_with(
     (server, client)
 }
 
+#[tokio::test]
+async fn an_address_in_use_is_explained() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let exited = TestEnv::new().run(["serve", "--listen", &address]).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(exited.stderr.contains(&address), "{exited:?}");
+    assert!(exited.stderr.contains("with --listen"), "{exited:?}");
+}
+
 /// Returns the arguments of a client that prints its host name, which is a container's id, and keeps running.
 fn long_running(mark: &Mark) -> [String; 7] {
     let line = format!("cat /etc/hostname || echo none; bash -c 'sleep 1000; true' {mark}; true");
