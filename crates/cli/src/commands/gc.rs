@@ -76,40 +76,32 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         }
         add(&mut all, pruned);
     }
-    let directories = all.removed.len() as u64;
+    let mut summary = plural(all.removed.len() as u64, "directory", "directories");
     let name = |path: PathBuf| path.display().to_string();
     let mut removed: Vec<String> = all.removed.into_iter().map(name).collect();
-    let mut failed: Vec<(String, String)> = all
-        .failed
-        .into_iter()
-        .map(|(path, error)| (name(path), error))
-        .collect();
-    // Without a reachable engine there are no containers to remove.
-    let reclaimed = backend::containers().reclaim().await.unwrap_or_default();
-    let containers = reclaimed.removed.len() as u64;
-    removed.extend(reclaimed.removed);
-    failed.extend(reclaimed.failed);
-    let derived = packages::remove_derived(UNUSED_PACKAGES).await;
-    let images = derived.removed.len() as u64;
-    removed.extend(derived.removed);
-    failed.extend(derived.failed);
-
+    let failed = all.failed.into_iter();
+    let mut failed: Vec<_> = failed.map(|(path, error)| (name(path), error)).collect();
+    // Without a reachable engine there are none to remove.
+    let containers = backend::containers().reclaim().await.unwrap_or_default();
+    let images = packages::remove_derived(UNUSED_PACKAGES).await;
+    for (reclaimed, one, many) in [
+        (containers, "container", "containers"),
+        (images, "image", "images"),
+    ] {
+        if !reclaimed.removed.is_empty() {
+            summary += " and ";
+            summary += &plural(reclaimed.removed.len() as u64, one, many);
+        }
+        removed.extend(reclaimed.removed);
+        failed.extend(reclaimed.failed);
+    }
     for name in removed.iter().filter(|_| args.verbose) {
         text.push_str(&format!("{}\n", one_line(name)));
     }
     for (name, error) in &failed {
         warn(&format!("{name}: {error}"));
     }
-    text.push_str(&plural(directories, "directory", "directories"));
-    if containers > 0 {
-        text.push_str(" and ");
-        text.push_str(&plural(containers, "container", "containers"));
-    }
-    if images > 0 {
-        text.push_str(" and ");
-        text.push_str(&plural(images, "image", "images"));
-    }
-    text.push_str(" removed\n");
+    text.push_str(&format!("{summary} removed\n"));
     print(&text)?;
     Ok(u8::from(!failed.is_empty()))
 }
