@@ -9,10 +9,12 @@ mod help;
 mod runs;
 mod serve;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 
 pub(crate) use self::chat::ChatArgs;
@@ -27,6 +29,16 @@ use crate::settings::{
     BudgetArgs, Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_duration,
 };
 use crate::variables::VariableArgs;
+
+/// Settings of a run that can't change when it is resumed.
+const FIXED_BY_RESUME: &[&str] = &[
+    "tools",
+    "search",
+    "package",
+    "package_host",
+    "refresh_packages",
+    "profile",
+];
 
 /// Runs language-model agents that work by executing code in sandboxes
 #[derive(Debug, clap::Parser)]
@@ -222,9 +234,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "package", "package_host",
-        "refresh_packages",
-        "sub_agents", "mcp", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "sub_agents", "mcp", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 
@@ -266,6 +276,24 @@ pub(crate) struct RunArgs {
     /// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is `true`.
     #[arg(long, value_name = "URL", help_heading = "Output")]
     pub(crate) otlp: Option<String>,
+}
+
+impl RunArgs {
+    /// Returns an error if a flag sets what a resumed or continued run can't change. These are no conflicts of clap, which
+    /// would also refuse variables: they don't apply to such a run.
+    fn conflict(&self) -> Option<String> {
+        let (argument, fixed) = match (&self.resume, &self.earlier) {
+            (Some(_), _) => ("--resume", FIXED_BY_RESUME),
+            (None, Some(_)) => ("--continue", &["profile"][..]),
+            (None, None) => return None,
+        };
+        let flags = self.settings.all_flags();
+        let name = fixed.iter().find(|name| flags.contains_key(**name))?;
+        let flag = name.replace('_', "-");
+        Some(format!(
+            "the argument '{argument} <RUN>' cannot be used with '--{flag}'"
+        ))
+    }
 }
 
 /// Files that a run gets.
@@ -427,7 +455,7 @@ pub(crate) fn parse() -> Command {
     let mut args = std::env::args_os().skip(1).peekable();
     // Building the other subcommands takes longer than parsing this one.
     if args.peek().is_some_and(|name| name == "run") {
-        return Command::Run(RunCli::parse_from(args).args);
+        return run_command(args);
     }
     Cli::parse().command
 }
@@ -446,7 +474,16 @@ pub(crate) fn write_manual(directory: &Path) -> std::io::Result<()> {
 
 /// Returns the command line `cantle run --resume RUN`.
 pub(crate) fn resume_command(run: &str) -> Command {
-    Command::Run(RunCli::parse_from(["run", "--resume", run]).args)
+    run_command(["run", "--resume", run])
+}
+
+fn run_command<A: Into<OsString> + Clone>(line: impl IntoIterator<Item = A>) -> Command {
+    let args = RunCli::parse_from(line).args;
+    if let Some(conflict) = args.conflict() {
+        let mut command = RunCli::command();
+        command.error(ErrorKind::ArgumentConflict, conflict).exit();
+    }
+    Command::Run(args)
 }
 
 #[cfg(test)]

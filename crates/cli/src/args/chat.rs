@@ -1,5 +1,6 @@
 //! The command line of `cantle chat`: that of a run, without what makes no sense in a conversation.
 
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
@@ -55,12 +56,16 @@ impl FromArgMatches for ChatArgs {
         let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
         if let Some(name) = WITHOUT.iter().find(|name| is_given(name)) {
             let message = format!("cantle chat has no --{}\n", name.replace('_', "-"));
-            return Err(clap::Error::raw(
-                clap::error::ErrorKind::UnknownArgument,
-                message,
-            ));
+            return Err(clap::Error::raw(ErrorKind::UnknownArgument, message));
         }
-        RunArgs::from_arg_matches(matches).map(Self)
+        let args = RunArgs::from_arg_matches(matches)?;
+        match args.conflict() {
+            Some(conflict) => {
+                let message = conflict + "\n";
+                Err(clap::Error::raw(ErrorKind::ArgumentConflict, message))
+            }
+            None => Ok(Self(args)),
+        }
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

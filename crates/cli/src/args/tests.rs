@@ -1,5 +1,3 @@
-use std::ffi::OsString;
-
 use clap::CommandFactory as _;
 use serde_json::{Value, json};
 

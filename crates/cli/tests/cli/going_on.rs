@@ -232,6 +232,10 @@ async fn wrong_use_is_refused() {
             "cannot be used with",
         ),
         (
+            &["run", "x", "--continue", "last", "--profile", "deep"],
+            "cannot be used with",
+        ),
+        (
             &["run", "x", "--fresh-sandbox"],
             "goes with --resume or --continue",
         ),

@@ -40,8 +40,16 @@ async fn exhausted_budget_leaves_one_turn() {
     assert!(exited.stderr.contains(hint), "{exited:?}");
 
     // The run resumes with a larger budget, and the tools that it had.
-    let other = ["run", "--resume", "last", "--tools", "python"];
-    assert_eq!(env.run(other).await.code, Some(2));
+    for other in ["--tools=python", "--profile=deep"] {
+        let refused = env.run(["run", "--resume", "last", other]).await;
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(
+            refused.stderr.contains("cannot be used with"),
+            "{refused:?}"
+        );
+    }
+    // Variables are for new runs.
+    let env = env.set("CANTLE_TOOLS", "python");
     let more = ["run", "--resume", "last", "--budget-tokens", "1000"];
     let exited = env.run(more).await;
     assert_eq!(
