@@ -497,8 +497,8 @@ impl SettingsFile {
                 anyhow!("line {line}: {}", error.message())
             })?;
         // Checked before anything that might quote a value.
-        for name in entries.keys() {
-            refuse_secret(name.get_ref())?;
+        for (name, value) in &entries {
+            refuse_secret(name.get_ref(), value)?;
         }
         let mut file = Self::default();
         for (name, value) in entries {
@@ -525,8 +525,9 @@ pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
 }
 
 /// Refuses a setting that would hold a secret.
-fn refuse_secret(name: &str) -> anyhow::Result<()> {
-    if is_secret(name) {
+fn refuse_secret(name: &str, value: &toml::Value) -> anyhow::Result<()> {
+    // A number is rather a limit whose name is misspelled, such as `max_token`.
+    if is_secret(name) && !value.is_integer() {
         bail!(
             "`{name}`: keys do not belong in this file. Remove it, replace the key if others could read it, and \
              set it in the environment as CANTLE_API_KEY or the provider's own variable, such as \
@@ -542,7 +543,7 @@ fn parse_profile(settings: toml::Value, line: usize) -> anyhow::Result<Layer> {
     };
     let mut layer = Layer::new();
     for (name, value) in settings {
-        refuse_secret(&name)?;
+        refuse_secret(&name, &value)?;
         layer.extend(parse_setting(&name, value, line)?);
     }
     Ok(layer)

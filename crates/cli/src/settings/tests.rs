@@ -154,6 +154,8 @@ fn keys_are_refused_and_not_shown() {
         );
         assert!(!message.contains("sk-secret"), "{message}");
     }
+    let misspelled = error("max_token = 1000");
+    assert!(misspelled.contains("there is no setting"), "{misspelled}");
 }
 
 #[test]
