@@ -1,5 +1,8 @@
 //! Failures: messages and exit codes.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
@@ -70,6 +73,18 @@ async fn unreachable_server_is_named() {
             .await
             .transcript(&env)
     );
+}
+
+#[tokio::test]
+async fn run_that_cannot_be_kept_says_how_to_go_on() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let directory = env.path(OsStr::from_bytes(b"not-utf-8-\xff"));
+    std::fs::create_dir(&directory).unwrap();
+    let mut command = env.command(["run", "Hello"]);
+    let exited = wait_for_exit(command.current_dir(directory).spawn().unwrap()).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(exited.stderr.contains("use --no-keep"), "{exited:?}");
 }
 
 #[tokio::test]
