@@ -183,14 +183,6 @@ impl From<BackendArg> for String {
     }
 }
 
-impl TryFrom<String> for BackendArg {
-    type Error = anyhow::Error;
-
-    fn try_from(text: String) -> anyhow::Result<Self> {
-        text.parse()
-    }
-}
-
 impl FromStr for BackendArg {
     type Err = anyhow::Error;
 

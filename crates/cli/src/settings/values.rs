@@ -11,6 +11,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backend::BackendArg;
+
 /// A valid limit as it was written, such as `memory=2G`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
@@ -195,7 +197,7 @@ macro_rules! from_text {
     )+};
 }
 
-from_text!(Limit, AllowedHost, Param, Size);
+from_text!(Limit, AllowedHost, Param, Size, BackendArg);
 
 /// A property that is usually found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
