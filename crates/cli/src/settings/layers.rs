@@ -224,10 +224,12 @@ impl Layers {
         let profile = profile.and_then(|name| user.profiles.remove(name));
         // The user's own profile comes before one of the directory.
         let of_directory = given.profile.as_deref().filter(|_| profile.is_none());
+        let mut known: Vec<String> = user.profiles.keys().cloned().collect();
+        let trust = given.trust_directory;
         let (origin, directory, is_found) =
-            layers.read_project(&user.settings, of_directory, given.trust_directory)?;
+            layers.read_project(&user.settings, of_directory, trust, &mut known)?;
         if let Some(name) = of_directory.filter(|_| !is_found) {
-            return Err(layers.no_profile(name, &user.profiles));
+            return Err(layers.no_profile(name, known));
         }
         layers.layers = vec![
             (Origin::Flag, given.flags.clone()),
@@ -239,12 +241,13 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Reads those settings of the current directory that count.
+    /// Reads those settings of the current directory that count, and adds the names of its profiles to `known`.
     fn read_project(
         &mut self,
         user: &Layer,
         profile: Option<&str>,
         trust_directory: bool,
+        known: &mut Vec<String>,
     ) -> anyhow::Result<(Origin, Layer, bool)> {
         let directory = Path::new(".");
         let mut project = Project::read(Path::new(""))?;
@@ -258,6 +261,7 @@ impl Layers {
             reason = project.files.distrust(directory, trust_directory);
         }
         let Some(reason) = reason else {
+            known.extend(project.file.profiles.keys().cloned());
             let profile = profile.and_then(|name| project.file.profiles.remove(name));
             let has_profile = profile.is_some();
             let layer = preferring(project.file.settings, profile.unwrap_or_default());
@@ -284,12 +288,13 @@ impl Layers {
     }
 
     /// Returns an error about a profile that there is not.
-    fn no_profile(&self, name: &str, known: &BTreeMap<String, Layer>) -> anyhow::Error {
+    fn no_profile(&self, name: &str, mut known: Vec<String>) -> anyhow::Error {
         let mut text = format!("there is no profile `{name}` in your {FILE_NAME}");
         if known.is_empty() {
             text += &format!(": write [profile.{name}] and its settings in it");
         } else {
-            let known: Vec<_> = known.keys().map(String::as_str).collect();
+            known.sort();
+            known.dedup();
             text += &format!("; there are {}", known.join(", "));
         }
         if let Some(ignored) = &self.ignored {

@@ -288,4 +288,14 @@ async fn a_profile_is_preferred_to_the_settings_outside() {
         unknown.stderr.contains("there are deep, fast"),
         "{unknown:?}"
     );
+    env.write(
+        "cantle.toml",
+        "[profile.deep]\n[profile.here]\neffort = 'low'\n",
+    );
+    let unknown = env.run(["config", "--profile", "slow", "--trust-directory"]);
+    let unknown = unknown.await;
+    assert!(
+        unknown.stderr.contains("there are deep, fast, here"),
+        "{unknown:?}"
+    );
 }
