@@ -73,76 +73,58 @@ wire_enum! {
         /// Builds the sandbox; always the first request. The payload is a body of
         /// [`PlannedStep`](crate::wire::PlannedStep)s. Answered by [`Answer::Ready`].
         Setup {
-            /// Length of the payload.
             length: u64,
         } = 1,
         /// Starts a command. The payload is the body of [`Order::Spawn`](crate::wire::Order::Spawn).
         Spawn {
             /// Identifies the command in later requests.
             id: u32,
-            /// Its standard streams.
             stdio: StdioMode,
-            /// Length of the payload.
             length: u64,
         } = 2,
         /// The payload is input of the command.
         Input {
-            /// The command.
             id: u32,
-            /// Length of the payload.
             length: u64,
         } = 3,
         /// Closes a command's stdin.
         CloseInput {
-            /// The command.
             id: u32,
         } = 4,
         /// Adds credit to a channel.
         Grant {
-            /// The command.
             id: u32,
-            /// The channel.
             channel: Channel,
             /// The consumed bytes, as [`cost`] counts them.
             credit: u64,
         } = 5,
         /// Discards all further output of a channel.
         Discard {
-            /// The command.
             id: u32,
-            /// The channel.
             channel: Channel,
         } = 6,
         /// Sends a signal to the process group of a command's first process.
         Signal {
-            /// The command.
             id: u32,
-            /// The signal number.
             signal: i32,
         } = 7,
         /// Sends SIGTERM to all processes of a command.
         Terminate {
-            /// The command.
             id: u32,
         } = 8,
         /// Kills all processes of a command.
         Kill {
-            /// The command.
             id: u32,
         } = 9,
         /// Lists a command's processes on [`Channel::Processes`]: for each its id, a space, its command
         /// line and a NUL. At most one list of a command at a time.
         List {
-            /// The command.
             id: u32,
         } = 10,
         /// Changes the size of a command's terminal.
         Resize {
-            /// The command.
             id: u32,
-            /// Rows.
             rows: u16,
-            /// Columns.
             columns: u16,
         } = 11,
         /// Allows a further connection, for one that has ended.
@@ -167,59 +149,44 @@ wire_enum! {
     pub enum Answer message HEADER_BYTES {
         /// The payload is a [`SetupReply`](crate::wire::SetupReply).
         Ready {
-            /// Length of the payload.
             length: u64,
         } = 1,
         /// The payload is a [`Report`](crate::wire::Report) of a command.
         Report {
-            /// The command.
             id: u32,
-            /// Length of the payload.
             length: u64,
         } = 2,
         /// No process of a command is left.
         Gone {
-            /// The command.
             id: u32,
         } = 3,
         /// The payload is output of a command.
         Output {
-            /// The command.
             id: u32,
-            /// The channel.
             channel: Channel,
-            /// Length of the payload.
             length: u64,
         } = 4,
         /// Bytes written to a channel so far, whether sent or not. Precedes the report that a command has
         /// ended.
         Count {
-            /// The command.
             id: u32,
-            /// The channel.
             channel: Channel,
-            /// Bytes.
             total: u64,
         } = 5,
         /// A channel is at its end.
         End {
-            /// The command.
             id: u32,
-            /// The channel.
             channel: Channel,
             /// All bytes written to it.
             total: u64,
         } = 6,
         /// Input that was passed on.
         Taken {
-            /// The command.
             id: u32,
-            /// Bytes.
             bytes: u64,
         } = 7,
         /// The command reads no more input.
         InputClosed {
-            /// The command.
             id: u32,
         } = 8,
         /// A client has connected to the socket that a [`Step::Listen`](crate::wire::Step::Listen) has opened.

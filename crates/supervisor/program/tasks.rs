@@ -12,7 +12,6 @@ wire_enum! {
     pub enum Task<'b> {
         /// Writes the bytes of a regular file to stdout.
         Read {
-            /// Path.
             path: &'b CStr,
             /// Offset of the first byte.
             offset: u64,
@@ -22,36 +21,28 @@ wire_enum! {
         /// Writes a regular file, creating the directories above it. stdin carries chunks, each a nonzero
         /// length (`u32`) and its bytes, then a zero. Without the zero nothing is written.
         Write {
-            /// Path.
             path: &'b CStr,
-            /// Permissions.
             mode: u32,
         } = 2,
         /// Reports the [`Entry`] at a path, without following a symbolic link.
         Stat {
-            /// Path.
             path: &'b CStr,
         } = 3,
         /// Reports an [`Entry`] for each name in a directory.
         List {
-            /// Path.
             path: &'b CStr,
         } = 4,
         /// Creates a directory and those above it.
         MakeDirectory {
-            /// Path.
             path: &'b CStr,
         } = 5,
         /// Removes a file, or a directory with its contents.
         Remove {
-            /// Path.
             path: &'b CStr,
         } = 6,
         /// Renames a file or directory.
         Rename {
-            /// Old path.
             from: &'b CStr,
-            /// New path.
             to: &'b CStr,
         } = 7,
         /// Reports the index (`u32`) of the first of the following paths that is executable; nothing if none
@@ -63,7 +54,6 @@ wire_enum! {
         /// Connects to a TCP port of the loopback interface. Once connected, stdout carries a zero, then what the server
         /// sends; the server gets stdin.
         Connect {
-            /// The port.
             port: u16,
         } = 9,
     }
@@ -86,11 +76,9 @@ wire_enum! {
 wire_struct! {
     /// A directory entry.
     pub struct Entry<'b> {
-        /// Its type.
         pub kind: EntryKind,
         /// Its permissions (at most `0o777`).
         pub mode: u32,
-        /// Its size.
         pub size_bytes: u64,
         /// Its name; empty where the caller knows it.
         pub name: &'b [u8],
@@ -103,9 +91,7 @@ pub const MAX_ERROR_BYTES: usize = 9 + 255;
 wire_struct! {
     /// The error of a failed task.
     pub struct TaskError<'b> {
-        /// Its kind.
         pub kind: TaskErrorKind,
-        /// The kernel's error number.
         pub errno: i32,
         /// The name concerned, if it is not the path of the task.
         pub name: &'b [u8],

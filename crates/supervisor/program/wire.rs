@@ -35,27 +35,22 @@ wire_enum! {
         } = 2,
         /// Sends a signal to the process group of a command's first process.
         Signal {
-            /// The command.
             id: u32,
             /// Its first process.
             pid: i32,
-            /// The signal number.
             signal: i32,
         } = 3,
         /// Sends SIGTERM to all processes of a command.
         Terminate {
-            /// The command.
             id: u32,
         } = 4,
         /// Kills all processes of a command.
         Kill {
-            /// The command.
             id: u32,
         } = 5,
         /// Lists a command's processes into the accompanying pipe: for each its id, a space, its command
         /// line and a NUL.
         List {
-            /// The command.
             id: u32,
         } = 6,
         /// Counts the processes of all commands into the accompanying pipe: a `u32` in little-endian order.
@@ -63,7 +58,6 @@ wire_enum! {
         /// Connects to a TCP port of the loopback interface. Descriptor: a socket, which gets an error number (`i32`
         /// in little-endian order, 0 for none), and with 0 the connected or connecting socket, which does not block.
         Connect {
-            /// The port.
             port: u16,
             /// Whether to connect to `::1` instead of `127.0.0.1`.
             v6: bool,
@@ -102,7 +96,6 @@ wire_struct! {
 wire_struct! {
     /// A control group of the sandbox, removed with it.
     pub struct ControlGroup<'b> {
-        /// Its directory.
         pub directory: &'b CStr,
         /// The control file that stops its processes; empty for none.
         pub stop: &'b CStr,
@@ -134,11 +127,8 @@ wire_enum! {
     pub enum Step<'b> {
         /// `mount(2)`; an empty string stands for null.
         Mount {
-            /// Source.
             source: &'b CStr,
-            /// Mount point.
             target: &'b CStr,
-            /// File system type.
             kind: &'b CStr,
             /// `MS_…`.
             flags: u64,
@@ -147,52 +137,41 @@ wire_enum! {
         } = 1,
         /// Sets `MOUNT_ATTR_…` attributes of a mount and of all mounts below it.
         SetMountAttributes {
-            /// Mount point.
             target: &'b CStr,
-            /// Attributes to set.
             set: u64,
         } = 2,
         /// Creates a directory, unless there is one.
         MakeDirectory {
-            /// Path.
             path: &'b CStr,
-            /// Mode.
             mode: u32,
         } = 3,
         /// Creates a file; an empty one, unless there is a file.
         MakeFile {
-            /// Path.
             path: &'b CStr,
-            /// Content.
             content: &'b CStr,
         } = 4,
         /// Creates a symbolic link.
         Symlink {
-            /// Path.
             path: &'b CStr,
             /// Where it leads.
             target: &'b CStr,
         } = 5,
         /// Makes a mount the root and detaches the old root.
         PivotRoot {
-            /// Mount point.
             path: &'b CStr,
         } = 6,
         /// Sets the host name.
         Hostname {
-            /// The name.
             name: &'b CStr,
         } = 7,
         /// Brings the loopback interface up.
         Loopback = 8,
         /// Opens a directory (`O_PATH`) and passes the descriptor to the owner.
         OpenDirectory {
-            /// Path.
             path: &'b CStr,
         } = 9,
         /// Listens on 127.0.0.1 and passes the socket to the owner.
         Listen {
-            /// Port.
             port: u16,
         } = 10,
         /// Drops all capabilities, sets `no_new_privs` and switches to another user, without
@@ -227,11 +206,8 @@ wire_enum! {
         } = 15,
         /// Sets a resource limit (`RLIMIT_…`) for each process of a command.
         CommandLimit {
-            /// The resource.
             resource: u32,
-            /// Soft limit.
             soft: u64,
-            /// Hard limit.
             hard: u64,
         } = 16,
         /// Sets the user and the root of commands while the supervisor keeps its own; for a relay.
@@ -244,32 +220,25 @@ wire_enum! {
         /// Creates a directory if necessary, and sets its mode and owner. Follows symbolic links, so it
         /// must precede all untrusted code.
         OwnedDirectory {
-            /// Path.
             path: &'b CStr,
             /// The owner; `None` to leave it unchanged.
             identity: Option<Identity>,
-            /// Mode.
             mode: u32,
         } = 18,
         /// Writes to an existing file, such as a setting of the kernel for the new user namespace.
         WriteFile {
-            /// Path.
             path: &'b CStr,
-            /// Content.
             content: &'b CStr,
         } = 19,
         /// Mounts a [`MappedDirectory`]; if the kernel can't map it, as it is.
         BindMapped {
             /// Its number.
             number: u32,
-            /// Its path.
             source: &'b CStr,
-            /// Mount point.
             target: &'b CStr,
         } = 20,
         /// Attaches the file system of the disk image to a directory.
         AttachImage {
-            /// Mount point.
             target: &'b CStr,
         } = 21,
     }
@@ -280,7 +249,6 @@ wire_struct! {
     pub struct PlannedStep<'b> {
         /// For a step that may fail, the bit of [`SetupReply::Ready::missing`] that reports it.
         pub optional: Option<u8>,
-        /// The step.
         pub step: Step<'b>,
     }
 }
@@ -301,7 +269,6 @@ wire_enum! {
             /// The number of the step; [`SetupReply::BEFORE_STEPS`] if the namespaces could not be
             /// created.
             step: u32,
-            /// The kernel's error number.
             errno: i32,
         } = 1,
     }
@@ -361,7 +328,6 @@ wire_enum! {
         Failed {
             /// The operation that failed.
             stage: StartStage,
-            /// The kernel's error number.
             errno: i32,
         } = 1,
         /// The command runs. The master of a terminal that the supervisor allocated accompanies it.

@@ -143,7 +143,11 @@ macro_rules! wire_struct {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name<$life> {
-            $($(#[$field_meta])* pub $field: $type,)*
+            $(
+                #[allow(missing_docs, reason = "a name can suffice")]
+                $(#[$field_meta])*
+                pub $field: $type,
+            )*
         }
 
         impl<$life> $crate::wire::Wire<$life> for $name<$life> {
@@ -168,7 +172,13 @@ macro_rules! wire_enum {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name $(<$life>)? {
-            $($(#[$variant_meta])* $variant $({ $($(#[$field_meta])* $field: $type,)* })?,)*
+            $($(#[$variant_meta])* $variant $({
+                $(
+                    #[allow(missing_docs, reason = "a name can suffice")]
+                    $(#[$field_meta])*
+                    $field: $type,
+                )*
+            })?,)*
         }
 
         impl<'b> $crate::wire::Wire<'b> for $name $(<$life>)? {
