@@ -72,9 +72,7 @@ wire_enum! {
     pub enum Request message HEADER_BYTES {
         /// Builds the sandbox; always the first request. The payload is a body of
         /// [`PlannedStep`](crate::wire::PlannedStep)s. Answered by [`Answer::Ready`].
-        Setup {
-            length: u64,
-        } = 1,
+        Setup { length: u64 } = 1,
         /// Starts a command. The payload is the body of [`Order::Spawn`](crate::wire::Order::Spawn).
         Spawn {
             /// Identifies the command in later requests.
@@ -83,14 +81,9 @@ wire_enum! {
             length: u64,
         } = 2,
         /// The payload is input of the command.
-        Input {
-            id: u32,
-            length: u64,
-        } = 3,
+        Input { id: u32, length: u64 } = 3,
         /// Closes a command's stdin.
-        CloseInput {
-            id: u32,
-        } = 4,
+        CloseInput { id: u32 } = 4,
         /// Adds credit to a channel.
         Grant {
             id: u32,
@@ -99,34 +92,18 @@ wire_enum! {
             credit: u64,
         } = 5,
         /// Discards all further output of a channel.
-        Discard {
-            id: u32,
-            channel: Channel,
-        } = 6,
+        Discard { id: u32, channel: Channel } = 6,
         /// Sends a signal to the process group of a command's first process.
-        Signal {
-            id: u32,
-            signal: i32,
-        } = 7,
+        Signal { id: u32, signal: i32 } = 7,
         /// Sends SIGTERM to all processes of a command.
-        Terminate {
-            id: u32,
-        } = 8,
+        Terminate { id: u32 } = 8,
         /// Kills all processes of a command.
-        Kill {
-            id: u32,
-        } = 9,
+        Kill { id: u32 } = 9,
         /// Lists a command's processes on [`Channel::Processes`]: for each its id, a space, its command
         /// line and a NUL. At most one list of a command at a time.
-        List {
-            id: u32,
-        } = 10,
+        List { id: u32 } = 10,
         /// Changes the size of a command's terminal.
-        Resize {
-            id: u32,
-            rows: u16,
-            columns: u16,
-        } = 11,
+        Resize { id: u32, rows: u16, columns: u16 } = 11,
         /// Allows a further connection, for one that has ended.
         Accept = 12,
     }
@@ -148,31 +125,16 @@ wire_enum! {
     /// A frame from the relay.
     pub enum Answer message HEADER_BYTES {
         /// The payload is a [`SetupReply`](crate::wire::SetupReply).
-        Ready {
-            length: u64,
-        } = 1,
+        Ready { length: u64 } = 1,
         /// The payload is a [`Report`](crate::wire::Report) of a command.
-        Report {
-            id: u32,
-            length: u64,
-        } = 2,
+        Report { id: u32, length: u64 } = 2,
         /// No process of a command is left.
-        Gone {
-            id: u32,
-        } = 3,
+        Gone { id: u32 } = 3,
         /// The payload is output of a command.
-        Output {
-            id: u32,
-            channel: Channel,
-            length: u64,
-        } = 4,
+        Output { id: u32, channel: Channel, length: u64 } = 4,
         /// Bytes written to a channel so far, whether sent or not. Precedes the report that a command has
         /// ended.
-        Count {
-            id: u32,
-            channel: Channel,
-            total: u64,
-        } = 5,
+        Count { id: u32, channel: Channel, total: u64 } = 5,
         /// A channel is at its end.
         End {
             id: u32,
@@ -181,14 +143,9 @@ wire_enum! {
             total: u64,
         } = 6,
         /// Input that was passed on.
-        Taken {
-            id: u32,
-            bytes: u64,
-        } = 7,
+        Taken { id: u32, bytes: u64 } = 7,
         /// The command reads no more input.
-        InputClosed {
-            id: u32,
-        } = 8,
+        InputClosed { id: u32 } = 8,
         /// A client has connected to the socket that a [`Step::Listen`](crate::wire::Step::Listen) has opened.
         Connected {
             /// Identifies the connection; never reused.

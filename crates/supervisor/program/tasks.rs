@@ -20,31 +20,17 @@ wire_enum! {
         } = 1,
         /// Writes a regular file, creating the directories above it. stdin carries chunks, each a nonzero
         /// length (`u32`) and its bytes, then a zero. Without the zero nothing is written.
-        Write {
-            path: &'b CStr,
-            mode: u32,
-        } = 2,
+        Write { path: &'b CStr, mode: u32 } = 2,
         /// Reports the [`Entry`] at a path, without following a symbolic link.
-        Stat {
-            path: &'b CStr,
-        } = 3,
+        Stat { path: &'b CStr } = 3,
         /// Reports an [`Entry`] for each name in a directory.
-        List {
-            path: &'b CStr,
-        } = 4,
+        List { path: &'b CStr } = 4,
         /// Creates a directory and those above it.
-        MakeDirectory {
-            path: &'b CStr,
-        } = 5,
+        MakeDirectory { path: &'b CStr } = 5,
         /// Removes a file, or a directory with its contents.
-        Remove {
-            path: &'b CStr,
-        } = 6,
+        Remove { path: &'b CStr } = 6,
         /// Renames a file or directory.
-        Rename {
-            from: &'b CStr,
-            to: &'b CStr,
-        } = 7,
+        Rename { from: &'b CStr, to: &'b CStr } = 7,
         /// Reports the index (`u32`) of the first of the following paths that is executable; nothing if none
         /// is.
         FindProgram {
@@ -53,9 +39,7 @@ wire_enum! {
         } = 8,
         /// Connects to a TCP port of the loopback interface. Once connected, stdout carries a zero, then what the server
         /// sends; the server gets stdin.
-        Connect {
-            port: u16,
-        } = 9,
+        Connect { port: u16 } = 9,
     }
 }
 

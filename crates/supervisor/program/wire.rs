@@ -41,18 +41,12 @@ wire_enum! {
             signal: i32,
         } = 3,
         /// Sends SIGTERM to all processes of a command.
-        Terminate {
-            id: u32,
-        } = 4,
+        Terminate { id: u32 } = 4,
         /// Kills all processes of a command.
-        Kill {
-            id: u32,
-        } = 5,
+        Kill { id: u32 } = 5,
         /// Lists a command's processes into the accompanying pipe: for each its id, a space, its command
         /// line and a NUL.
-        List {
-            id: u32,
-        } = 6,
+        List { id: u32 } = 6,
         /// Counts the processes of all commands into the accompanying pipe: a `u32` in little-endian order.
         Count = 7,
         /// Connects to a TCP port of the loopback interface. Descriptor: a socket, which gets an error number (`i32`
@@ -136,20 +130,11 @@ wire_enum! {
             data: &'b CStr,
         } = 1,
         /// Sets `MOUNT_ATTR_…` attributes of a mount and of all mounts below it.
-        SetMountAttributes {
-            target: &'b CStr,
-            set: u64,
-        } = 2,
+        SetMountAttributes { target: &'b CStr, set: u64 } = 2,
         /// Creates a directory, unless there is one.
-        MakeDirectory {
-            path: &'b CStr,
-            mode: u32,
-        } = 3,
+        MakeDirectory { path: &'b CStr, mode: u32 } = 3,
         /// Creates a file; an empty one, unless there is a file.
-        MakeFile {
-            path: &'b CStr,
-            content: &'b CStr,
-        } = 4,
+        MakeFile { path: &'b CStr, content: &'b CStr } = 4,
         /// Creates a symbolic link.
         Symlink {
             path: &'b CStr,
@@ -157,23 +142,15 @@ wire_enum! {
             target: &'b CStr,
         } = 5,
         /// Makes a mount the root and detaches the old root.
-        PivotRoot {
-            path: &'b CStr,
-        } = 6,
+        PivotRoot { path: &'b CStr } = 6,
         /// Sets the host name.
-        Hostname {
-            name: &'b CStr,
-        } = 7,
+        Hostname { name: &'b CStr } = 7,
         /// Brings the loopback interface up.
         Loopback = 8,
         /// Opens a directory (`O_PATH`) and passes the descriptor to the owner.
-        OpenDirectory {
-            path: &'b CStr,
-        } = 9,
+        OpenDirectory { path: &'b CStr } = 9,
         /// Listens on 127.0.0.1 and passes the socket to the owner.
-        Listen {
-            port: u16,
-        } = 10,
+        Listen { port: u16 } = 10,
         /// Drops all capabilities, sets `no_new_privs` and switches to another user, without
         /// supplementary groups where the kernel allows that.
         DropPrivileges {
@@ -205,11 +182,7 @@ wire_enum! {
             program: &'b [u8],
         } = 15,
         /// Sets a resource limit (`RLIMIT_…`) for each process of a command.
-        CommandLimit {
-            resource: u32,
-            soft: u64,
-            hard: u64,
-        } = 16,
+        CommandLimit { resource: u32, soft: u64, hard: u64 } = 16,
         /// Sets the user and the root of commands while the supervisor keeps its own; for a relay.
         CommandIdentity {
             /// The user, without privileges; `None` for the supervisor's own user and privileges.
@@ -226,10 +199,7 @@ wire_enum! {
             mode: u32,
         } = 18,
         /// Writes to an existing file, such as a setting of the kernel for the new user namespace.
-        WriteFile {
-            path: &'b CStr,
-            content: &'b CStr,
-        } = 19,
+        WriteFile { path: &'b CStr, content: &'b CStr } = 19,
         /// Mounts a [`MappedDirectory`]; if the kernel can't map it, as it is.
         BindMapped {
             /// Its number.
@@ -238,9 +208,7 @@ wire_enum! {
             target: &'b CStr,
         } = 20,
         /// Attaches the file system of the disk image to a directory.
-        AttachImage {
-            target: &'b CStr,
-        } = 21,
+        AttachImage { target: &'b CStr } = 21,
     }
 }
 

@@ -167,7 +167,7 @@ macro_rules! wire_struct {
 macro_rules! wire_enum {
     ($(#[$meta:meta])* pub enum $name:ident $(<$life:lifetime>)? $(message $length:ident)? {
         $($(#[$variant_meta:meta])* $variant:ident
-            $({ $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })? = $tag:literal,)*
+            $({ $($(#[$field_meta:meta])* $field:ident: $type:ty),* $(,)? })? = $tag:literal,)*
     }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
