@@ -340,7 +340,8 @@ impl ViewBuilder<'_> {
     fn memory(&mut self, paths: &HostPaths, limits: &Limits) -> Result<(), SandboxError> {
         let mut options = "mode=777".to_owned();
         if let Some(bytes) = limits.disk_bytes {
-            options += &format!(",size={bytes}");
+            // Zero would stand for no limit.
+            options += &format!(",size={}", bytes.max(1));
         }
         if let Some(inodes) = limits.inodes {
             // Its root and the three directories are not the user's.

@@ -14,6 +14,15 @@ use futures_util::StreamExt as _;
 use crate::support::{open_under, path, read, run, stdout, write};
 
 #[tokio::test]
+async fn disk_limit_of_zero_is_enforced() {
+    let mut policy = Policy::workspace();
+    policy.limits.disk_bytes = Some(0);
+    let sandbox = open_under(policy).await;
+    let written = run(&*sandbox, "head -c 1M /dev/zero > file").await;
+    assert_ne!(written.exit.status, ExitStatus::Code(0), "{written:?}");
+}
+
+#[tokio::test]
 async fn commands_and_file_api_share_paths() {
     let sandbox = open_under(Policy::workspace()).await;
     let info = sandbox.info();
