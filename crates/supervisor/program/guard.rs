@@ -152,10 +152,17 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
         Forked::Parent { child } => {
             sys::close(mapped);
             hold_mounts(child);
-            if setup.deny_setgroups {
-                write_process_file(child, b"/setgroups", c"deny")?;
+            let denied = match setup.deny_setgroups {
+                true => write_process_file(child, b"/setgroups", c"deny"),
+                false => Ok(()),
+            };
+            let written = denied.and_then(|()| write_maps(child, setup.uid_map, setup.gid_map));
+            if let Err(errno) = written {
+                // Init exits. The owner removes the control groups once the guard has exited, so they must be empty.
+                sys::close(map);
+                let _ = sys::wait(true, false);
+                return Err(errno.into());
             }
-            write_maps(child, setup.uid_map, setup.gid_map)?;
             let is_outside = to_join.is_some_and(|group| join(*group, child).is_err());
             sys::write(map, &[u8::from(is_outside)])?;
             sys::close(map);
