@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cantle_command_driver::{KillGuard, run_off_runtime};
+use cantle_command_driver::{OnDrop, run_off_runtime};
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, ChangeNotice, Connection, Enforcement, FileInfo, Isolation, Process,
@@ -258,7 +258,7 @@ impl Sandbox for DockerSandbox {
             return Ok(());
         }
         // Also if this future is dropped.
-        let unremoved = KillGuard::new(|| self.container.remember_unremoved());
+        let unremoved = OnDrop::new(|| self.container.remember_unremoved());
         self.runner.end_commands().await;
         self.container.remove().await?;
         unremoved.disarm();

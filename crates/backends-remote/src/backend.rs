@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cantle_command_driver::{KillGuard, check_environment};
+use cantle_command_driver::{OnDrop, check_environment};
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{
     Backend, Enforcement, Isolation, Sandbox, SandboxContext, SandboxError, SandboxHandle,
@@ -146,7 +146,7 @@ impl Backend for RemoteBackend {
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         check_environment(&cx.policy.environment)?;
         let (record, report, network) = self.service.create_with_policy(&cx).await?;
-        let guard = KillGuard::new(|| self.service.kill_in_background(&record.sandbox_id));
+        let guard = OnDrop::new(|| self.service.kill_in_background(&record.sandbox_id));
         let directory = self.service.options.directory.as_deref();
         let applied = (report, Some(network));
         let sandbox = self.enter(&record, &cx, applied, directory, false).await?;

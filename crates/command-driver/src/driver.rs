@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::counters::ChannelCounters;
-use crate::launch::KillGuard;
 use crate::lifecycle::{CommandAction, CommandEvent, CommandLifecycle, time_limit};
+use crate::off_runtime::OnDrop;
 use crate::output::{CHUNKS_IN_FLIGHT, ChannelPump, ChunkSender, DrivenOutput};
 use crate::phase::Phase;
 use crate::process::{DrivenProcess, DrivenStdin};
@@ -131,20 +131,16 @@ impl CommandDriver {
                 (output_limit, output_exceeded.clone()),
             )
         };
-        let task = CommandTask {
-            stdout: pump(Channel::Stdout, stdout),
-            stderr: pump(Channel::Stderr, stderr),
-            life: Life {
-                transport: Arc::clone(&transport),
-                reports,
-                lifecycle,
-                cancellation: request.cancellation,
-                output_limit: (output_limit, output_exceeded.clone()),
-            },
-            feed,
-            phase: phase_sender,
+        let pumps = [pump(Channel::Stdout, stdout), pump(Channel::Stderr, stderr)];
+        let life = Life {
+            transport: Arc::clone(&transport),
+            reports,
+            lifecycle,
+            cancellation: request.cancellation,
+            output_limit: (output_limit, output_exceeded.clone()),
         };
-        let task = Arc::new(AbortOnDropHandle::new(tokio::spawn(task.run(chunk_sender))));
+        let task = tokio::spawn(run(life, pumps, chunk_sender, feed, phase_sender));
+        let task = Arc::new(AbortOnDropHandle::new(task));
         DrivenProcess {
             transport,
             pid,
@@ -163,71 +159,61 @@ impl CommandDriver {
 /// Writes the input that came with the request.
 type Feed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-struct CommandTask<T: Transport> {
-    life: Life<T>,
-    stdout: ChannelPump<T>,
-    stderr: ChannelPump<T>,
-    feed: Option<Feed>,
+/// Runs a command to its end, and delivers its output.
+async fn run<T: Transport>(
+    mut life: Life<T>,
+    [stdout, stderr]: [ChannelPump<T>; 2],
+    chunks: ChunkSender,
+    mut feed: Option<Feed>,
     phase: watch::Sender<Phase>,
-}
-
-impl<T: Transport> CommandTask<T> {
-    async fn run(self, chunks: ChunkSender) {
-        let Self {
-            mut life,
-            stdout,
-            stderr,
-            mut feed,
-            phase,
-        } = self;
-        let counters = [stdout.counters(), stderr.counters()];
-        let mut pumps = pin!(join(
-            stdout.run(chunks.clone(), phase.subscribe()),
-            stderr.run(chunks, phase.subscribe()),
-        ));
-        let mut open_outputs = None;
-        let end = {
-            let mut life = pin!(life.run());
-            loop {
-                select! {
-                    end = &mut life => break end,
-                    outputs = &mut pumps, if open_outputs.is_none() => open_outputs = Some(outputs),
-                    () = run_feed(&mut feed), if feed.is_some() => feed = None,
-                }
-            }
-        };
-        drop(feed);
-        let has_background = !end.background.is_empty();
-        let transport = Arc::clone(&life.transport);
-        // If the caller drops the command from here on, nothing would enforce limits on its background processes.
-        let abandoned = has_background.then(|| KillGuard::new(move || transport.kill()));
-        phase.send_replace(Phase::Ended);
-        let spill_deadline = now() + SPILL_DEADLINE;
-        while open_outputs.is_none() {
-            open_outputs = timeout(READER_DEADLINE, &mut pumps).await.ok();
-            // The exit reports a spill file only if that is complete. Neither a pause in its writing nor one of the
-            // reader, who may be busy, means that it won't be.
-            let is_spilling = |it: &Arc<ChannelCounters>| it.is_spilling(&*life.transport);
-            if !counters.iter().any(is_spilling) || now() >= spill_deadline {
-                break;
+) {
+    let counters = [stdout.counters(), stderr.counters()];
+    let mut pumps = pin!(join(
+        stdout.run(chunks.clone(), phase.subscribe()),
+        stderr.run(chunks, phase.subscribe()),
+    ));
+    let mut open_outputs = None;
+    let end = {
+        let mut life = pin!(life.run());
+        loop {
+            select! {
+                end = &mut life => break end,
+                outputs = &mut pumps, if open_outputs.is_none() => open_outputs = Some(outputs),
+                () = run_feed(&mut feed), if feed.is_some() => feed = None,
             }
         }
-        let exit = end.exit(&*life.transport).await.map(|mut exit| {
-            let [stdout, stderr] = &counters;
-            exit.stdout = stdout.report(&*life.transport);
-            exit.stderr = stderr.report(&*life.transport);
-            exit
-        });
-        phase.send_replace(Phase::Finished(exit.map_err(Arc::new)));
-        let (stdout, stderr) = match open_outputs {
-            Some(outputs) => outputs,
-            None => pumps.await,
-        };
-        if let Some(abandoned) = abandoned {
-            abandoned.disarm();
-            let outputs = stdout.into_iter().chain(stderr).collect();
-            life.transport.detach(life.reports, outputs);
+    };
+    drop(feed);
+    let has_background = !end.background.is_empty();
+    let transport = Arc::clone(&life.transport);
+    // If the caller drops the command from here on, nothing would enforce limits on its background processes.
+    let abandoned = has_background.then(|| OnDrop::new(move || transport.kill()));
+    phase.send_replace(Phase::Ended);
+    let spill_deadline = now() + SPILL_DEADLINE;
+    while open_outputs.is_none() {
+        open_outputs = timeout(READER_DEADLINE, &mut pumps).await.ok();
+        // The exit reports a spill file only if that is complete. Neither a pause in its writing nor one of the
+        // reader, who may be busy, means that it won't be.
+        let is_spilling = |it: &Arc<ChannelCounters>| it.is_spilling(&*life.transport);
+        if !counters.iter().any(is_spilling) || now() >= spill_deadline {
+            break;
         }
+    }
+    let exit = end.exit(&*life.transport).await.map(|mut exit| {
+        let [stdout, stderr] = &counters;
+        exit.stdout = stdout.report(&*life.transport);
+        exit.stderr = stderr.report(&*life.transport);
+        exit
+    });
+    phase.send_replace(Phase::Finished(exit.map_err(Arc::new)));
+    let (stdout, stderr) = match open_outputs {
+        Some(outputs) => outputs,
+        None => pumps.await,
+    };
+    if let Some(abandoned) = abandoned {
+        abandoned.disarm();
+        let outputs = stdout.into_iter().chain(stderr).collect();
+        life.transport.detach(life.reports, outputs);
     }
 }
 

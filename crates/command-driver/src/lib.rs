@@ -9,7 +9,7 @@
 //! 1. **Start.** [`CommandDriver::new`] starts the clock. The backend resolves what to execute with
 //!    [`Launch`], starts the process by its own means and, if that succeeded, passes the connection to it
 //!    ([`StartedCommand`]) to [`CommandDriver::drive`]. While the backend waits for the process to
-//!    start, a [`KillGuard`] kills it if the start is abandoned.
+//!    start, an [`OnDrop`] kills it if the start is abandoned.
 //! 2. **Running.** `drive` spawns the command's task and returns its handle, a [`DrivenProcess`]. The
 //!    task polls four futures: the output of each channel, the input that came with the request, and the
 //!    command's life.
@@ -59,8 +59,8 @@ mod transport;
 
 pub use self::driver::{CommandDriver, CommandLimits};
 #[cfg(unix)]
-pub use self::launch::{KillGuard, Launch, c_string, check_environment, os_path};
-pub use self::off_runtime::run_off_runtime;
+pub use self::launch::{Launch, c_string, check_environment, os_path};
+pub use self::off_runtime::{OnDrop, run_off_runtime};
 pub use self::process::DrivenProcess;
 #[cfg(unix)]
 pub use self::transport::exit_status;

@@ -1,4 +1,6 @@
-//! Blocking work of destructors.
+//! Work of destructors.
+
+use std::fmt;
 
 use tokio::runtime::Handle;
 
@@ -7,7 +9,7 @@ use tokio::runtime::Handle;
 ///
 /// A runtime that shuts down waits for the work.
 pub fn run_off_runtime(work: impl FnOnce() + Send + 'static) {
-    let work = WhenDropped(Some(work));
+    let work = OnDrop::new(work);
     match Handle::try_current() {
         // A runtime that shuts down drops what has not started.
         Ok(runtime) => drop(runtime.spawn_blocking(move || drop(work))),
@@ -15,10 +17,28 @@ pub fn run_off_runtime(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Work that is done when this is dropped.
-struct WhenDropped<F: FnOnce()>(Option<F>);
+/// Calls a function when it is dropped: kills a command that is abandoned, for example.
+pub struct OnDrop<F: FnOnce()>(Option<F>);
 
-impl<F: FnOnce()> Drop for WhenDropped<F> {
+impl<F: FnOnce()> fmt::Debug for OnDrop<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnDrop").finish_non_exhaustive()
+    }
+}
+
+impl<F: FnOnce()> OnDrop<F> {
+    /// Calls `work` when dropped.
+    pub fn new(work: F) -> Self {
+        Self(Some(work))
+    }
+
+    /// Drops the guard without calling the function.
+    pub fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
     fn drop(&mut self) {
         if let Some(work) = self.0.take() {
             work();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, DrivenProcess, InputChannel, KillGuard, Launch, OutputChannel,
+    CommandDriver, CommandLimits, DrivenProcess, InputChannel, Launch, OnDrop, OutputChannel,
     Report, Reports, StartedCommand, Transport, exit_status, explain_oom_kill, parse_process_list,
 };
 use cantle_core::ids::unique_id;
@@ -64,7 +64,7 @@ pub(super) async fn start(
         input,
         command,
     } = stream.spawn(channels, body)?;
-    let guard = KillGuard::new(|| command.kill());
+    let guard = OnDrop::new(|| command.kill());
     let doing = || {
         let name = launch.program.name.to_string_lossy();
         format!("failed to start `{name}`")

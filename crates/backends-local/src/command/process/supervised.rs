@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_command_driver::{KillGuard, Launch, parse_process_list};
+use cantle_command_driver::{Launch, OnDrop, parse_process_list};
 use cantle_core::sandbox::{BackgroundProcess, SandboxError, SpawnRequest};
 use cantle_supervisor::Writer;
 use cantle_supervisor::filter;
@@ -123,7 +123,7 @@ pub(crate) async fn launch(
             return Err(SandboxError::io(doing, io::ErrorKind::WouldBlock.into()));
         }
     }
-    let guard = KillGuard::new(|| kill(shared, id));
+    let guard = OnDrop::new(|| kill(shared, id));
     let Channels {
         command_ends,
         own_ends,
