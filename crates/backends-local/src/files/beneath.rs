@@ -34,7 +34,7 @@ pub(super) enum Links {
     Refused,
 }
 
-/// Opens a relative path beneath `root`.
+/// Opens what exists at a relative path beneath `root`.
 pub(super) fn open_beneath(
     root: impl AsFd,
     path: &[u8],
@@ -46,29 +46,18 @@ pub(super) fn open_beneath(
         // A file made by untrusted code must not block or become the controlling terminal.
         flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
     }
-    let mode = if flags.contains(OFlags::CREATE) {
-        Mode::RUSR | Mode::WUSR
-    } else {
-        Mode::empty()
-    };
-    resolve(root, path, flags, mode, links)
+    resolve(root, path, flags, links)
 }
 
 #[cfg(confined)]
-fn resolve(
-    root: impl AsFd,
-    path: &[u8],
-    flags: OFlags,
-    mode: Mode,
-    links: Links,
-) -> Result<OwnedFd, Errno> {
+fn resolve(root: impl AsFd, path: &[u8], flags: OFlags, links: Links) -> Result<OwnedFd, Errno> {
     let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     if links == Links::Refused {
         resolve |= ResolveFlags::NO_SYMLINKS;
     }
     let mut result = Err(Errno::AGAIN);
     for _ in 0..MAX_RETRIES {
-        result = openat2(&root, path, flags, mode, resolve);
+        result = openat2(&root, path, flags, Mode::empty(), resolve);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }
@@ -78,13 +67,7 @@ fn resolve(
 
 /// Never follows symbolic links.
 #[cfg(not(confined))]
-fn resolve(
-    root: impl AsFd,
-    path: &[u8],
-    flags: OFlags,
-    mode: Mode,
-    links: Links,
-) -> Result<OwnedFd, Errno> {
+fn resolve(root: impl AsFd, path: &[u8], flags: OFlags, links: Links) -> Result<OwnedFd, Errno> {
     if path.len() >= PATH_MAX {
         return Err(Errno::NAMETOOLONG);
     }
@@ -99,12 +82,8 @@ fn resolve(
         }
         let at = directory.as_ref().map_or(root.as_fd(), AsFd::as_fd);
         let is_last = components.peek().is_none();
-        let opened = if is_last {
-            open_one(at, component, flags, mode)
-        } else {
-            let above = PATH_ONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            open_one(at, component, above, Mode::empty())
-        };
+        let above = PATH_ONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = open_one(at, component, if is_last { flags } else { above });
         directory = Some(match (opened, links) {
             (Err(Errno::LOOP), Links::Followed)
                 if !(is_last && flags.contains(OFlags::NOFOLLOW)) =>
@@ -120,10 +99,10 @@ fn resolve(
 /// Opens a name in a directory. The error for a symbolic link is `LOOP`; systems report it by different
 /// numbers.
 #[cfg(not(confined))]
-fn open_one(at: BorrowedFd<'_>, name: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+fn open_one(at: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let mut result = Err(Errno::AGAIN);
     for _ in 0..MAX_RETRIES {
-        result = openat(at, name, flags | OFlags::NOFOLLOW, mode);
+        result = openat(at, name, flags | OFlags::NOFOLLOW, Mode::empty());
         let Err(Errno::LOOP | Errno::MLINK | Errno::NOTDIR) = result else {
             break;
         };
@@ -152,7 +131,7 @@ pub(super) fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, 
 
     let root = rustix::fs::open("/", PATH_ONLY | OFlags::DIRECTORY, Mode::empty())?;
     let below = path.as_os_str().as_bytes();
-    resolve(root, below, flags, Mode::empty(), Links::Refused)
+    resolve(root, below, flags, Links::Refused)
 }
 
 /// Opens a directory and makes it writable, so that it can be emptied. A mount point is refused.
@@ -178,7 +157,7 @@ pub(super) fn open_with_access(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd
 #[cfg(not(confined))]
 pub(super) fn open_with_access(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || open_one(parent.as_fd(), name, flags, Mode::empty());
+    let open = || open_one(parent.as_fd(), name, flags);
     let allow = || chmodat(&parent, name, Mode::RWXU, AtFlags::empty());
     let mut directory = match open() {
         // Unconfined commands gain nothing by replacing the directory here.

@@ -79,8 +79,6 @@ impl MeterState {
     }
 }
 
-impl Meter {}
-
 impl Root {
     /// Sets the limits that are enforced here.
     pub(crate) fn set_limits(&mut self, limits: FileLimits, is_empty: bool) {

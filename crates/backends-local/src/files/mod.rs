@@ -30,7 +30,8 @@ use std::sync::Arc;
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, open, openat, statat,
+    AtFlags, Dir, DirEntry, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, open,
+    openat, statat,
 };
 use rustix::io::Errno;
 
@@ -43,6 +44,7 @@ pub(crate) use self::kept::{is_name, renamed};
 use self::meter::Meter;
 pub(crate) use self::meter::{ExceededLimit, FileLimits};
 pub(crate) use self::write::Batch;
+use self::write::create_private;
 
 /// The account `nobody` and the group `nogroup`, with which commands run if this process is root's.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -270,10 +272,10 @@ impl Root {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(self.failure("create", &path, error)),
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        let file = self.open(&path, flags, "create")?;
-        self.give(&file)
-            .map_err(|error| self.failure("create", &path, error))?;
+        let (directory, name) = self.open_parent(&path, "create")?;
+        let created =
+            create_private(&directory, name).and_then(|file| self.give(&file).map(|()| file));
+        let file = created.map_err(|error| self.failure("create", &path, error))?;
         Ok(file.into())
     }
 
@@ -371,3 +373,12 @@ impl Root {
 }
 
 const DIRECTORY: OFlags = PATH_ONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Lists a directory, without `.` and `..`.
+fn entries(directory: impl AsFd) -> Result<impl Iterator<Item = Result<DirEntry, Errno>>, Errno> {
+    let is_other = |entry: &Result<DirEntry, Errno>| {
+        let name = entry.as_ref().map(|entry| entry.file_name().to_bytes());
+        !matches!(name, Ok(b"." | b".."))
+    };
+    Ok(Dir::read_from(directory)?.filter(is_other))
+}

@@ -1,15 +1,14 @@
 //! Removing directory trees of any depth and with any permissions.
 
-use std::fmt::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
-use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, open, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, DirEntry, FileType, Mode, open, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::beneath::open_with_access;
-use super::{DIRECTORY, Root};
+use super::{DIRECTORY, Root, entries};
 
 impl Root {
     /// Removes a file, a symbolic link, or a directory with its contents.
@@ -72,16 +71,11 @@ impl RemovalFailures {
 
     pub(super) fn error(&self, path: &str, error: Errno) -> SandboxError {
         let mut message = format!("failed to remove `{path}`");
-        for (index, name) in self.named.iter().enumerate() {
-            let before = if index == 0 {
-                ": it still contains "
-            } else {
-                ", "
-            };
-            let _ = write!(message, "{before}{name}");
+        if !self.named.is_empty() {
+            message += &format!(": it still contains {}", self.named.join(", "));
         }
         if self.more > 0 {
-            let _ = write!(message, " and {} more", self.more);
+            message += &format!(" and {} more", self.more);
         }
         SandboxError::io(message, error.into())
     }
@@ -106,18 +100,19 @@ pub(super) fn remove_directory(
     loop {
         *failures = RemovalFailures::default();
         let (mut removed, moved_before) = (0, serial);
-        for entry in Entries::of(&top)? {
-            let (entry, is_directory) = entry?;
+        for entry in entries(&top)? {
+            let entry = entry?;
+            let (entry, is_directory) = (entry.file_name().to_bytes(), is_directory(&top, &entry));
             let result = if is_directory {
-                remove_child(top.as_fd(), &entry, &mut serial, failures)
+                remove_child(top.as_fd(), entry, &mut serial, failures)
             } else {
-                unlinkat(&top, entry.as_slice(), AtFlags::empty())
+                unlinkat(&top, entry, AtFlags::empty())
             };
             match result {
                 Ok(()) | Err(Errno::NOENT) => removed += 1,
                 // Its remaining contents have been recorded.
                 Err(Errno::NOTEMPTY) if is_directory => {}
-                Err(error) => failures.add(&entry, error),
+                Err(error) => failures.add(entry, error),
             }
         }
         match unlinkat(parent, name, AtFlags::REMOVEDIR) {
@@ -143,21 +138,21 @@ fn remove_child(
         result => return result,
     }
     let child = open_with_access(top, name)?;
-    for entry in Entries::of(&child)? {
-        let (entry, is_directory) = entry?;
-        let flags = if is_directory {
-            AtFlags::REMOVEDIR
-        } else {
-            AtFlags::empty()
+    for entry in entries(&child)? {
+        let entry = entry?;
+        let flags = match is_directory(&child, &entry) {
+            true => AtFlags::REMOVEDIR,
+            false => AtFlags::empty(),
         };
-        let result = match unlinkat(&child, entry.as_slice(), flags) {
-            Err(Errno::NOTEMPTY | Errno::EXIST) => move_up(top, &child, &entry, serial),
+        let entry = entry.file_name().to_bytes();
+        let result = match unlinkat(&child, entry, flags) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => move_up(top, &child, entry, serial),
             result => result,
         };
         match result {
             Ok(()) | Err(Errno::NOENT) => {}
             // The others can still be removed.
-            Err(error) => failures.add(&entry, error),
+            Err(error) => failures.add(entry, error),
         }
     }
     unlinkat(top, name, AtFlags::REMOVEDIR)
@@ -183,44 +178,15 @@ fn move_up(
     }
 }
 
-/// Iterates over a directory: names, and whether they are directories.
-struct Entries<'d> {
-    directory: &'d OwnedFd,
-    entries: Dir,
-}
-
-impl<'d> Entries<'d> {
-    fn of(directory: &'d OwnedFd) -> Result<Self, Errno> {
-        let entries = Dir::read_from(directory)?;
-        Ok(Self { directory, entries })
-    }
-
-    fn is_directory(&self, entry: &DirEntry) -> bool {
-        match entry.file_type() {
-            // Not every file system reports it.
-            FileType::Unknown => {
-                let flags = AtFlags::SYMLINK_NOFOLLOW;
-                statat(self.directory, entry.file_name(), flags)
-                    .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-            }
-            kind => kind == FileType::Directory,
+/// Whether an entry of a directory is a directory.
+fn is_directory(directory: &OwnedFd, entry: &DirEntry) -> bool {
+    match entry.file_type() {
+        // Not every file system reports it.
+        FileType::Unknown => {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            statat(directory, entry.file_name(), flags)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
         }
-    }
-}
-
-impl Iterator for Entries<'_> {
-    type Item = Result<(Vec<u8>, bool), Errno>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let entry = match self.entries.read()? {
-                Ok(entry) => entry,
-                Err(error) => return Some(Err(error)),
-            };
-            let name = entry.file_name().to_bytes();
-            if !matches!(name, b"." | b"..") {
-                return Some(Ok((name.to_vec(), self.is_directory(&entry))));
-            }
-        }
+        kind => kind == FileType::Directory,
     }
 }

@@ -3,11 +3,11 @@
 use cantle_core::sandbox::{
     FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind, SandboxPath,
 };
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
 use rustix::io::Errno;
 
-use super::Root;
 use super::beneath::PATH_ONLY;
+use super::{Root, entries};
 
 impl Root {
     /// Returns the status of a path; a symbolic link is not followed.
@@ -26,25 +26,22 @@ impl Root {
     pub(crate) fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         let failed = |error| self.failure("list", path, error);
         let directory = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY, "list")?;
-        let mut entries = Vec::new();
-        for entry in Dir::read_from(&directory).map_err(failed)? {
+        let mut found = Vec::new();
+        for entry in entries(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
             match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) if entries.len() >= MAX_LIST_ENTRIES => {
+                Ok(_) if found.len() >= MAX_LIST_ENTRIES => {
                     return Err(SandboxError::too_many_entries(path));
                 }
-                Ok(stat) => entries.push(info(SandboxPath::new(name.to_bytes())?, &stat)),
+                Ok(stat) => found.push(info(SandboxPath::new(name.to_bytes())?, &stat)),
                 // Removed since it was listed.
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
-        entries.sort_by(|one, other| one.path.cmp(&other.path));
-        Ok(entries)
+        found.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(found)
     }
 
     /// Creates a directory and those above it.

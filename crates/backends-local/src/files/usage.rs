@@ -2,15 +2,13 @@
 
 use std::ffi::CStr;
 use std::ops::{Add, Sub};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fstat, fstatvfs, openat, statat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fstatvfs, openat, statat};
 use rustix::io::Errno;
 
 use super::beneath::open_with_access;
-use super::{Root, TEMPORARY, WORK};
+use super::{Root, TEMPORARY, WORK, entries};
 
 /// Maximum depth; a deeper tree can't be measured. Each level takes two descriptors.
 const MAX_DEPTH: usize = 64;
@@ -98,18 +96,15 @@ impl Root {
             unreadable,
             is_enough,
         };
-        let walked = [WORK, TEMPORARY].into_iter().try_for_each(|name| {
-            let name = std::ffi::CString::new(name).unwrap_or_default();
-            walk.enter(&self.directories().root, &name, MAX_DEPTH)
-        });
+        let walked = [WORK, TEMPORARY]
+            .into_iter()
+            .try_for_each(|name| walk.enter(&self.directories().root, name.as_bytes(), MAX_DEPTH));
         match walked {
             Ok(()) => walk.used,
             Err(_) => DiskUsage::UNKNOWN,
         }
     }
-}
 
-impl Root {
     /// Returns the usage of the file system. One that does not count inodes can't run out of them.
     pub(super) fn used_in_file_system(&self) -> Option<DiskUsage> {
         let system = fstatvfs(&self.directories().root).ok()?;
@@ -128,10 +123,11 @@ struct Measurement<'m> {
 
 impl Measurement<'_> {
     /// Adds the contents of a directory.
-    fn enter(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> Result<(), Errno> {
-        let opened = match open_directory(parent, name) {
+    fn enter(&mut self, parent: &OwnedFd, name: &[u8], depth: usize) -> Result<(), Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = match openat(parent, name, flags, Mode::empty()) {
             Err(Errno::ACCESS) if self.unreadable == Unreadable::MadeReadable => {
-                open_with_access(parent, name.to_bytes())
+                open_with_access(parent, name)
             }
             opened => opened,
         };
@@ -145,12 +141,9 @@ impl Measurement<'_> {
     }
 
     fn add(&mut self, directory: &OwnedFd, depth: usize) -> Result<(), Errno> {
-        for entry in Dir::read_from(directory)? {
+        for entry in entries(directory)? {
             let entry = entry?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
             let stat = match self.stat(directory, name) {
                 Err(Errno::NOENT) => continue,
                 stat => stat?,
@@ -160,7 +153,7 @@ impl Measurement<'_> {
                 return Ok(());
             }
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                self.enter(directory, name, depth)?;
+                self.enter(directory, name.to_bytes(), depth)?;
             }
         }
         Ok(())
@@ -178,9 +171,4 @@ impl Measurement<'_> {
             stat => stat,
         }
     }
-}
-
-fn open_directory(at: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(at, name, flags, Mode::empty())
 }

@@ -134,10 +134,7 @@ impl UnfinishedFile {
         let is_named = unnamed.is_none();
         let file = match unnamed {
             Some(file) => file,
-            None => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                openat(&directory, &temporary, flags, PRIVATE).map_err(failed)?
-            }
+            None => create_private(&directory, temporary.as_bytes()).map_err(failed)?,
         };
         Ok(Self {
             path,
@@ -195,6 +192,12 @@ impl Drop for UnfinishedFile {
 }
 
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// Creates a file that only its owner can access.
+pub(super) fn create_private(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    openat(directory, name, flags, PRIVATE)
+}
 
 /// Creates an unnamed file, if the file system supports that.
 #[cfg(confined)]
