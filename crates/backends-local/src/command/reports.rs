@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use cantle_command_driver::{Report, Reports, exit_status};
-use cantle_supervisor::wire::{self, StartStage};
+use cantle_supervisor::wire;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -18,17 +18,6 @@ pub(crate) struct ProcessReports {
     socket: AsyncFd<OwnedFd>,
 }
 
-/// The first report.
-#[derive(Debug)]
-pub(super) enum StartReport {
-    /// The first process, as seen inside the sandbox, and the master of its terminal if the sandbox
-    /// made one.
-    Running(i32, Option<OwnedFd>),
-    Failed(StartStage, io::Error),
-    /// The command's keeper or the whole sandbox is gone.
-    Gone,
-}
-
 impl ProcessReports {
     /// Takes reports from a non-blocking socket.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
@@ -37,18 +26,10 @@ impl ProcessReports {
         })
     }
 
-    /// Waits for the first report.
-    pub(super) async fn start(&mut self) -> StartReport {
-        match self.receive().await {
-            Some((wire::Report::Started { pid }, terminal)) => StartReport::Running(pid, terminal),
-            Some((wire::Report::Failed { stage, errno }, _)) => {
-                StartReport::Failed(stage, io::Error::from_raw_os_error(errno))
-            }
-            Some((wire::Report::Ended { .. }, _)) | None => StartReport::Gone,
-        }
-    }
-
-    async fn receive(&self) -> Option<(wire::Report, Option<OwnedFd>)> {
+    /// Waits for a report, and for the master of the terminal that the sandbox has made.
+    ///
+    /// Returns `None` when nothing of the command is left, or its keeper or the whole sandbox is gone.
+    pub(super) async fn receive(&self) -> Option<(wire::Report, Option<OwnedFd>)> {
         loop {
             let mut ready = self.socket.readable().await.ok()?;
             if let Ok(report) = ready.try_io(|socket| supervisor::report(socket.as_fd())) {

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use cantle_command_driver::{CommandDriver, DrivenProcess, Launch, StartedCommand};
 use cantle_core::sandbox::{SandboxError, SpawnRequest};
 
-use super::channels::OpenEnds;
 use super::output::LocalOutput;
-use super::process::{self, LaunchedProcess, WriteAccess};
+use super::process::{self, WriteAccess};
 use super::transport::LocalTransport;
 use crate::blocking;
 use crate::files::Root;
@@ -31,25 +30,15 @@ pub(crate) async fn start(
     if let Some(directory) = &driver.request().read_only_except {
         launch.read_only_except = Some(shared.root.directory_path(directory)?);
     }
-    let LaunchedProcess {
-        process,
-        pid,
-        reports,
-        ends,
-    } = process::launch(shared, id, &launch, driver.request(), access).await?;
-    let OpenEnds {
-        stdin,
-        stdout,
-        stderr,
-        terminal,
-    } = ends;
-    let (stdout, stderr) = (Arc::new(stdout), Arc::new(stderr));
+    let launched = process::launch(shared, id, &launch, driver.request(), access);
+    let (process, reports, ends) = launched.await?;
+    let (stdout, stderr) = (Arc::new(ends.stdout), Arc::new(ends.stderr));
     Ok(driver.drive(StartedCommand {
-        pid: Some(pid.unsigned_abs()),
+        pid: Some(process.pid()),
         reports,
         stdout: LocalOutput::new(Arc::clone(&stdout)),
         stderr: LocalOutput::new(Arc::clone(&stderr)),
-        input: stdin,
+        input: ends.stdin,
         transport: Arc::new(LocalTransport {
             shared: Arc::clone(shared),
             id,
@@ -58,7 +47,7 @@ pub(crate) async fn start(
             mark,
             stdout,
             stderr,
-            terminal,
+            terminal: ends.terminal,
         }),
     }))
 }

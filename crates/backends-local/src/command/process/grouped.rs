@@ -12,7 +12,7 @@ use cantle_core::sandbox::{BackgroundProcess, ExitStatus, SandboxError, SpawnReq
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
-use super::{LaunchStep, LaunchedProcess, WriteAccess, launch_error};
+use super::{LaunchedProcess, WriteAccess, launch_error};
 use crate::command::channels::Channels;
 use crate::engine::ProcessGroup;
 use crate::shared::Shared;
@@ -24,6 +24,11 @@ pub(crate) struct CommandProcess {
 }
 
 impl CommandProcess {
+    /// Returns the first process, and the group.
+    pub(crate) fn pid(&self) -> u32 {
+        self.group.id().as_raw_nonzero().get().unsigned_abs()
+    }
+
     pub(crate) fn kill(&self, _: &Shared) {
         self.group.signal(Signal::KILL);
         self.group.release();
@@ -46,8 +51,7 @@ impl CommandProcess {
     /// The members of a group are unknown, but not whether there are any.
     pub(crate) async fn list(&self, _: &Shared) -> Option<Vec<BackgroundProcess>> {
         self.group.wait_reaped().await;
-        let id = self.group.id().as_raw_nonzero().get().unsigned_abs();
-        let group = BackgroundProcess::new(id, "(processes of this group)");
+        let group = BackgroundProcess::new(self.pid(), "(processes of this group)");
         (!self.group.is_over()).then(|| vec![group])
     }
 }
@@ -143,19 +147,15 @@ pub(crate) async fn launch(
     }
     drop(command_ends);
     let Some((group, end)) = started else {
-        return Err(launch_error(shared, launch, LaunchStep::Execute, failure));
+        return Err(launch_error(shared, launch.program.exec_error(failure)));
     };
     let process = CommandProcess {
         group: Arc::clone(&group),
     };
     let ends = own_ends.open(None).inspect_err(|_| process.kill(shared));
-    Ok(LaunchedProcess {
-        process,
-        pid: group.id().as_raw_nonzero().get(),
-        reports: ProcessReports {
-            group,
-            end: Some(end),
-        },
-        ends: ends.map_err(failed)?,
-    })
+    let reports = ProcessReports {
+        group,
+        end: Some(end),
+    };
+    Ok((process, reports, ends.map_err(failed)?))
 }

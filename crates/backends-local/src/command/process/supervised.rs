@@ -9,16 +9,16 @@ use cantle_command_driver::{Launch, OnDrop, parse_process_list};
 use cantle_core::sandbox::{BackgroundProcess, SandboxError, SpawnRequest};
 use cantle_supervisor::Writer;
 use cantle_supervisor::filter;
-use cantle_supervisor::wire::{FileAccess, Order, Spawn, StartStage};
+use cantle_supervisor::wire::{FileAccess, Order, Report, Spawn, StartStage};
 use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{LaunchStep, LaunchedProcess, WriteAccess, launch_error};
+use super::{LaunchedProcess, WriteAccess, launch_error};
 use crate::command::channels::Channels;
-use crate::command::reports::{ProcessReports, StartReport};
+use crate::command::reports::ProcessReports;
 use crate::shared::Shared;
 use crate::supervisor::{message_sockets, sealed};
 
@@ -41,6 +41,10 @@ pub(crate) struct CommandProcess {
 }
 
 impl CommandProcess {
+    pub(crate) fn pid(self) -> u32 {
+        self.pid.unsigned_abs()
+    }
+
     pub(crate) fn kill(self, shared: &Shared) {
         kill(shared, self.id);
     }
@@ -100,14 +104,13 @@ pub(crate) async fn launch(
 ) -> Result<LaunchedProcess, SandboxError> {
     let failed = |error| SandboxError::io("failed to prepare the command", error);
     let channels = Channels::new(request, shared.engine.has_terminals).map_err(failed)?;
-    let is_read_only = launch.read_only_except.is_some();
-    if is_read_only && access == WriteAccess::RemovalOnly {
+    if launch.read_only_except.is_some() && access == WriteAccess::RemovalOnly {
         return Err(over_limit(io::ErrorKind::StorageFull.into()));
     }
     let body = sealed(&body(launch, &channels, access)?).map_err(failed)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
-    let mut reports = ProcessReports::new(reports).map_err(failed)?;
+    let reports = ProcessReports::new(reports).map_err(failed)?;
 
     let fds: Vec<BorrowedFd<'_>> = [&body, &reports_end]
         .into_iter()
@@ -130,40 +133,46 @@ pub(crate) async fn launch(
     } = channels;
     // The supervisor has its own copies now.
     drop((body, reports_end, command_ends));
-    let (pid, master) = match reports.start().await {
-        StartReport::Running(pid, master) => (pid, master),
-        StartReport::Failed(StartStage::Prepare, error) if access == WriteAccess::RemovalOnly => {
+    let (pid, master) = match reports.receive().await {
+        Some((Report::Started { pid }, master)) => (pid, master),
+        report => {
             guard.disarm();
-            return Err(over_limit(error));
-        }
-        StartReport::Failed(StartStage::Prepare, error) if is_read_only => {
-            guard.disarm();
-            return Err(not_read_only(error));
-        }
-        StartReport::Failed(stage, error) => {
-            guard.disarm();
-            let step = match stage {
-                StartStage::Execute => LaunchStep::Execute,
-                StartStage::Directory => LaunchStep::Directory,
-                StartStage::Fork | StartStage::Terminal | StartStage::Prepare => {
-                    LaunchStep::Prepare
+            return Err(match report {
+                Some((Report::Failed { stage, errno }, _)) => {
+                    let error = io::Error::from_raw_os_error(errno);
+                    start_error(shared, launch, access, stage, error)
                 }
-            };
-            return Err(launch_error(shared, launch, step, error));
-        }
-        StartReport::Gone => {
-            guard.disarm();
-            return Err(keeper_gone(shared, launch).await);
+                _ => keeper_gone(shared, launch).await,
+            });
         }
     };
     let ends = own_ends.open(master).map_err(failed)?;
     guard.disarm();
-    Ok(LaunchedProcess {
-        process: CommandProcess { id, pid },
-        pid,
-        reports,
-        ends,
-    })
+    Ok((CommandProcess { id, pid }, reports, ends))
+}
+
+/// The error for a start of which a stage failed.
+fn start_error(
+    shared: &Shared,
+    launch: &Launch,
+    access: WriteAccess,
+    stage: StartStage,
+    error: io::Error,
+) -> SandboxError {
+    let error = match stage {
+        StartStage::Prepare if access == WriteAccess::RemovalOnly => return over_limit(error),
+        StartStage::Prepare if launch.read_only_except.is_some() => return not_read_only(error),
+        StartStage::Execute => launch.program.exec_error(error),
+        StartStage::Directory => {
+            let directory = &launch.directory;
+            SandboxError::io(format!("failed to start in `{directory}`"), error)
+        }
+        StartStage::Fork | StartStage::Terminal | StartStage::Prepare => {
+            let name = launch.program.name.to_string_lossy();
+            SandboxError::io(format!("failed to create a process for `{name}`"), error)
+        }
+    };
+    launch_error(shared, error)
 }
 
 /// The error for a command that can't start because the sandbox's files exceed a limit.
@@ -191,7 +200,7 @@ async fn keeper_gone(shared: &Shared, launch: &Launch) -> SandboxError {
         sleep(Duration::from_millis(1)).await;
     }
     let error = io::Error::from(io::ErrorKind::OutOfMemory);
-    launch_error(shared, launch, LaunchStep::Prepare, error)
+    start_error(shared, launch, WriteAccess::Full, StartStage::Fork, error)
         .with_advice("Memory is used up: remove files, or end what runs in the background.")
 }
 
