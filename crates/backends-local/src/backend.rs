@@ -11,7 +11,6 @@ use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, Sandb
 use crate::files::KeptFilter;
 use crate::handle::kept_directory;
 use crate::mechanism::Mechanism;
-use crate::open::DirectorySource;
 use crate::settings::LocalSettings;
 
 /// Opens sandboxes on this machine: a private directory, and processes confined by the kernel.
@@ -132,11 +131,12 @@ impl LocalBackend {
 
     async fn open_at(
         &self,
-        source: DirectorySource,
+        kept: Option<PathBuf>,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let settings = self.settings.clone();
-        let opened = crate::blocking::run(move || crate::open::open(&settings, &cx, &source));
+        let opened =
+            crate::blocking::run(move || crate::open::open(&settings, &cx, kept.as_deref()));
         Ok(Arc::new(opened.await?))
     }
 }
@@ -148,7 +148,7 @@ impl Backend for LocalBackend {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        self.open_at(DirectorySource::New, cx).await
+        self.open_at(None, cx).await
     }
 
     async fn reattach(
@@ -157,6 +157,6 @@ impl Backend for LocalBackend {
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let directory = kept_directory(handle)?;
-        self.open_at(DirectorySource::Kept(directory), cx).await
+        self.open_at(Some(directory), cx).await
     }
 }

@@ -16,31 +16,20 @@ use crate::sandbox::LocalSandbox;
 use crate::settings::LocalSettings;
 use crate::shared::{SandboxState, Shared};
 
-/// The directory to open a sandbox on.
-#[derive(Clone, Debug)]
-pub(crate) enum DirectorySource {
-    /// A new directory.
-    New,
-    /// The directory of a sandbox that was kept.
-    Kept(PathBuf),
-}
-
-/// Opens a sandbox. Blocks, and needs a runtime.
+/// Opens a sandbox on a new directory, or on the `kept` one of an earlier sandbox. Blocks, and needs a runtime.
 pub(crate) fn open(
     settings: &LocalSettings,
     cx: &SandboxContext,
-    source: &DirectorySource,
+    kept: Option<&Path>,
 ) -> Result<LocalSandbox, SandboxError> {
     let search_path = environment::absolute_directories(settings.search_path());
     let shell = find_shell(settings.shell.as_deref(), &search_path)?;
     check_environment(&cx.policy.environment)?;
-    let (mut root, is_kept) = match source {
-        DirectorySource::New => {
-            let parent = settings.parent_directory();
-            (Root::create(&parent, cx.run, cx.durable)?, false)
-        }
-        DirectorySource::Kept(directory) => (Root::reopen(directory)?, true),
+    let mut root = match kept {
+        Some(directory) => Root::reopen(directory)?,
+        None => Root::create(&settings.parent_directory(), cx.run, cx.durable)?,
     };
+    let is_kept = kept.is_some();
     let is_durable = is_kept || cx.durable;
     let built = match engine::build(&mut root, settings, &cx.policy, is_durable, is_kept) {
         Ok(built) => built,

@@ -119,12 +119,6 @@ impl Plan {
         };
         let mapped: Vec<_> = mapped_roots.iter().map(MappedRoot::for_guard).collect();
         let mut steps = Steps::new(&setup, &groups, &mapped);
-        let mut plan = Self {
-            mode,
-            body: Vec::new(),
-            names: Vec::new(),
-            storage,
-        };
         if in_namespaces {
             quotas::build(&mut steps);
             let mounts = SandboxMounts {
@@ -177,8 +171,13 @@ impl Plan {
                 }
             }
         }
-        (plan.body, plan.names) = steps.finish();
-        Ok(plan)
+        let (body, names) = steps.finish();
+        Ok(Self {
+            mode,
+            body,
+            names,
+            storage,
+        })
     }
 }
 

@@ -84,6 +84,12 @@ impl Steps {
         }
     }
 
+    /// Adds a step about a path, with the verb for its name.
+    fn add_at(&mut self, doing: &str, path: &Path, step: &Step<'_>) -> StepResult {
+        self.add(format!("{doing} {}", path.display()), step);
+        Ok(())
+    }
+
     pub(super) fn mount(
         &mut self,
         kind: &CStr,
@@ -98,8 +104,7 @@ impl Steps {
             flags,
             data,
         };
-        self.add(format!("mount {}", target.display()), &step);
-        Ok(())
+        self.add_at("mount", target, &step)
     }
 
     /// Binds `source`, with all mounts below it, to `target`.
@@ -111,8 +116,7 @@ impl Steps {
             flags: ms::RECURSIVE_BIND,
             data: c"",
         };
-        self.add(format!("bind {}", source.display()), &step);
-        Ok(())
+        self.add_at("bind", source, &step)
     }
 
     /// Binds the mapped root of this number to `target`.
@@ -127,8 +131,7 @@ impl Steps {
             source: &c_path(source)?,
             target: &c_path(target)?,
         };
-        self.add(format!("bind {}", source.display()), &step);
-        Ok(())
+        self.add_at("bind", source, &step)
     }
 
     /// Attaches the file system of the disk image to a directory.
@@ -139,48 +142,29 @@ impl Steps {
     }
 
     /// Sets `MOUNT_ATTR_…`; the low bits equal `MS_…`.
-    pub(super) fn set_attributes(&mut self, target: &Path, set: u64) -> StepResult {
-        let step = Step::SetMountAttributes {
-            target: &c_path(target)?,
-            set,
-        };
-        self.add(format!("restrict {}", target.display()), &step);
-        Ok(())
+    pub(super) fn set_attributes(&mut self, path: &Path, set: u64) -> StepResult {
+        let target = &c_path(path)?;
+        self.add_at("restrict", path, &Step::SetMountAttributes { target, set })
     }
 
-    pub(super) fn directory(&mut self, path: &Path, mode: u32) -> StepResult {
-        let step = Step::MakeDirectory {
-            path: &c_path(path)?,
-            mode,
-        };
-        self.add(format!("make {}", path.display()), &step);
-        Ok(())
+    pub(super) fn directory(&mut self, at: &Path, mode: u32) -> StepResult {
+        let path = &c_path(at)?;
+        self.add_at("make", at, &Step::MakeDirectory { path, mode })
     }
 
-    pub(super) fn file(&mut self, path: &Path, content: &CStr) -> StepResult {
-        let step = Step::MakeFile {
-            path: &c_path(path)?,
-            content,
-        };
-        self.add(format!("make {}", path.display()), &step);
-        Ok(())
+    pub(super) fn file(&mut self, at: &Path, content: &CStr) -> StepResult {
+        let path = &c_path(at)?;
+        self.add_at("make", at, &Step::MakeFile { path, content })
     }
 
-    pub(super) fn link(&mut self, path: &Path, target: &Path) -> StepResult {
-        let step = Step::Symlink {
-            path: &c_path(path)?,
-            target: &c_path(target)?,
-        };
-        self.add(format!("make {}", path.display()), &step);
-        Ok(())
+    pub(super) fn link(&mut self, at: &Path, target: &Path) -> StepResult {
+        let (path, target) = (&c_path(at)?, &c_path(target)?);
+        self.add_at("make", at, &Step::Symlink { path, target })
     }
 
-    pub(super) fn open_directory(&mut self, path: &Path) -> StepResult {
-        let step = Step::OpenDirectory {
-            path: &c_path(path)?,
-        };
-        self.add(format!("open {}", path.display()), &step);
-        Ok(())
+    pub(super) fn open_directory(&mut self, at: &Path) -> StepResult {
+        let path = &c_path(at)?;
+        self.add_at("open", at, &Step::OpenDirectory { path })
     }
 
     pub(super) fn pivot_root(&mut self, path: &Path) -> StepResult {

@@ -3,12 +3,10 @@
 //! A directory is locked (`flock`) while its owner lives; the kernel releases the lock, however the owner
 //! ends. A kept directory contains a marker file, beside the directories that commands see.
 
-use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,9 +20,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::beneath::{PATH_ONLY, open_without_links};
-use super::meter::Meter;
 use super::remove::{RemovalFailures, remove_directory};
-use super::{DIRECTORY, Directories, HostPaths, NOBODY, Root, TEMPORARY, VIEW};
+use super::{DIRECTORY, Directories, NOBODY, Root, TEMPORARY, VIEW};
 
 /// The marker file of a kept directory.
 const MARKER: &str = "kept";
@@ -145,20 +142,9 @@ impl Root {
             openat(&descriptor, name, READ.union(PATH_ONLY), Mode::empty()).map_err(failed)?;
         }
         let directories = Directories::new(descriptor).map_err(failed)?;
-        let host_paths = HostPaths {
-            base: path.to_owned(),
-        };
-        Ok(Self {
-            view_paths: host_paths.as_seen()?,
-            mounted: Vec::new(),
-            // Earlier spill files may still exist.
-            spill_prefix: format!("output-{}", random_end()),
-            host_paths,
-            directories: Mutex::new(Arc::new(directories)),
-            locked,
-            owner: None,
-            meter: Meter::default(),
-        })
+        // Earlier spill files may still exist.
+        let spill_prefix = format!("output-{}", random_end());
+        Self::new(path.to_owned(), directories, locked, spill_prefix)
     }
 
     /// Marks the directory as kept, durably.

@@ -79,14 +79,6 @@ impl HostPaths {
     pub(crate) fn temporary(&self) -> PathBuf {
         self.base.join(TEMPORARY)
     }
-
-    /// Returns the same paths, for commands that see the host's files.
-    fn as_seen(&self) -> Result<ViewPaths, SandboxError> {
-        Ok(ViewPaths {
-            work: SandboxPath::from_os(self.work())?,
-            temporary: SandboxPath::from_os(self.temporary())?,
-        })
-    }
 }
 
 #[cfg(confined)]
@@ -169,9 +161,6 @@ impl Root {
             .tempdir_in(parent.canonicalize().map_err(failed)?)
             .map_err(failed)?;
         let failed = |error: Errno| failed(error.into());
-        let host_paths = HostPaths {
-            base: directory.path().to_owned(),
-        };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let locked = open(directory.path(), flags, Mode::empty()).map_err(failed)?;
         match kept::lock(&locked) {
@@ -184,20 +173,35 @@ impl Root {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
         }
         let directories = Directories::new(descriptor).map_err(failed)?;
-        let root = Self {
-            view_paths: host_paths.as_seen()?,
-            mounted: Vec::new(),
-            host_paths,
-            directories: Mutex::new(Arc::new(directories)),
-            locked,
-            spill_prefix: "output".to_owned(),
-            owner: None,
-            meter: Meter::default(),
-        };
+        let base = directory.path().to_owned();
+        let root = Self::new(base, directories, locked, "output".to_owned())?;
         root.probe()?;
         // From here on `delete` removes it.
         let _ = directory.keep();
         Ok(root)
+    }
+
+    fn new(
+        base: PathBuf,
+        directories: Directories,
+        locked: OwnedFd,
+        spill_prefix: String,
+    ) -> Result<Self, SandboxError> {
+        let host_paths = HostPaths { base };
+        Ok(Self {
+            // The same, for commands that see the host's files.
+            view_paths: ViewPaths {
+                work: SandboxPath::from_os(host_paths.work())?,
+                temporary: SandboxPath::from_os(host_paths.temporary())?,
+            },
+            host_paths,
+            mounted: Vec::new(),
+            directories: Mutex::new(Arc::new(directories)),
+            locked,
+            spill_prefix,
+            owner: None,
+            meter: Meter::default(),
+        })
     }
 
     pub(crate) fn host_paths(&self) -> &HostPaths {
