@@ -143,10 +143,6 @@ impl Groups {
         Ok(())
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all().next().is_none()
-    }
-
     /// Returns them, the shared one before those below it.
     fn all(&self) -> impl Iterator<Item = &Group> {
         let shared = self.shared.iter().map(|shared| &shared.group);
@@ -187,17 +183,6 @@ impl Groups {
             memory_bytes: self.all().find_map(|group| group.limits.memory_bytes),
             processes: self.all().find_map(|group| group.limits.processes),
         }
-    }
-
-    /// Returns the fields of the policy that they limit.
-    pub(crate) fn fields(&self) -> Vec<PolicyField> {
-        self.limits().fields()
-    }
-
-    /// Returns their name, for display.
-    pub(crate) fn name(&self) -> String {
-        let fields: Vec<&str> = self.fields().iter().map(|it| it.as_str()).collect();
-        format!("control groups ({})", fields.join(", "))
     }
 
     /// Returns the supervisor's instructions for their removal.
@@ -291,7 +276,8 @@ impl GroupLimits {
         }
     }
 
-    fn fields(self) -> Vec<PolicyField> {
+    /// Returns the fields of the policy.
+    pub(crate) fn fields(self) -> Vec<PolicyField> {
         let memory = self.memory_bytes.map(|_| PolicyField::Memory);
         let processes = self.processes.map(|_| PolicyField::Processes);
         memory.into_iter().chain(processes).collect()

@@ -36,18 +36,16 @@ impl BackendLimits {
             let mut report = report.iter();
             report.find(|it| it.field == field && it.by == EnforcedBy::Polled)
         };
-        let is_polled = |field| polled(field).is_some();
-        let is_default = [PolicyField::Disk, PolicyField::Inodes]
-            .map(|field| polled(field).is_none_or(|it| it.is_default));
+        let (disk, inodes) = (polled(PolicyField::Disk), polled(PolicyField::Inodes));
         Self {
             command: CommandLimits::new(limits),
             files: FileLimits {
-                is_default: is_default == [true; 2],
-                ..FileLimits::new(limits, is_polled)
+                disk_bytes: disk.and(limits.disk_bytes),
+                inodes: inodes.and(limits.inodes),
+                file_size_bytes: limits.file_size_bytes,
+                is_default: [disk, inodes].into_iter().flatten().all(|it| it.is_default),
             },
-            processes: limits
-                .processes
-                .filter(|_| is_polled(PolicyField::Processes)),
+            processes: polled(PolicyField::Processes).and(limits.processes),
         }
     }
 

@@ -218,8 +218,8 @@ pub(crate) struct EnforcementState {
     storage: Storage,
     /// The fields that the size of the files' file system limits.
     sized: SizedFields,
-    /// The fields that control groups limit, and the groups' name.
-    groups: Option<(Vec<PolicyField>, String)>,
+    /// The fields that control groups limit.
+    limited_by_groups: Vec<PolicyField>,
 }
 
 impl EnforcementState {
@@ -237,7 +237,6 @@ impl EnforcementState {
         } = request;
         let succeeded = |bit: u8| outcome.missing & (1 << bit) == 0;
         let in_namespaces = plan.mode == Mode::Namespaces;
-        let has_groups = !groups.is_empty() && succeeded(SetupReply::GROUPS);
         Self {
             mode: plan.mode,
             landlock: outcome.landlock,
@@ -253,13 +252,11 @@ impl EnforcementState {
                 (Storage::Image, Some(mounted)) => SizedFields::of(mounted, request.limits),
                 _ => SizedFields::default(),
             },
-            groups: has_groups.then(|| (groups.fields(), groups.name())),
+            limited_by_groups: match succeeded(SetupReply::GROUPS) {
+                true => groups.limits().fields(),
+                false => Vec::new(),
+            },
         }
-    }
-
-    fn is_limited_by_groups(&self, field: PolicyField) -> bool {
-        let mut groups = self.groups.iter();
-        groups.any(|(fields, _)| fields.contains(&field))
     }
 
     pub(crate) fn isolation(&self) -> Isolation {
@@ -285,7 +282,11 @@ impl EnforcementState {
         if self.identity.is_other {
             names.push(format!("user {}", self.identity.uid));
         }
-        names.extend(self.groups.iter().map(|(_, name)| name.clone()));
+        if !self.limited_by_groups.is_empty() {
+            let fields = self.limited_by_groups.iter().map(|field| field.as_str());
+            let fields: Vec<_> = fields.collect();
+            names.push(format!("control groups ({})", fields.join(", ")));
+        }
         if self.storage == Storage::Image {
             names.push("disk image".to_owned());
         }
@@ -329,7 +330,9 @@ impl EnforcementState {
             PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
                 EnforcedBy::Backend
             }
-            PolicyField::Memory | PolicyField::Processes if self.is_limited_by_groups(field) => {
+            PolicyField::Memory | PolicyField::Processes
+                if self.limited_by_groups.contains(&field) =>
+            {
                 EnforcedBy::Kernel
             }
             // A default of each process could refuse what programs reserve and never use.

@@ -4,7 +4,7 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use cantle_core::policy::{Limits, PolicyField};
+use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 
 use super::Root;
@@ -25,16 +25,6 @@ pub(crate) struct FileLimits {
 }
 
 impl FileLimits {
-    /// Selects the limits of a policy; `is_measured` says which usage must be measured.
-    pub(crate) fn new(limits: &Limits, is_measured: impl Fn(PolicyField) -> bool) -> Self {
-        Self {
-            disk_bytes: limits.disk_bytes.filter(|_| is_measured(PolicyField::Disk)),
-            inodes: limits.inodes.filter(|_| is_measured(PolicyField::Inodes)),
-            file_size_bytes: limits.file_size_bytes,
-            is_default: false,
-        }
-    }
-
     /// Whether usage is measured.
     pub(crate) fn are_measured(&self) -> bool {
         self.disk_bytes.or(self.inodes).is_some()
