@@ -9,6 +9,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::support::{DEADLINE, RelayBackend, connect, soon, start};
 
@@ -206,4 +207,45 @@ async fn programs_run_without_a_shell() {
     assert_eq!(exit.status, ExitStatus::Code(0));
     relay.close().await.unwrap();
     assert!(soon(child.wait()).await.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_that_gets_no_descriptors_fails_alone() {
+    // Each terminal takes three, so that the last command of each sandbox fails at another point.
+    for descriptors in 32..35 {
+        let sandbox = RelayBackend::own_user().sandbox().await;
+        let relay = Pid::from_raw(sandbox.info().id.parse().unwrap());
+        let limit = Rlimit {
+            current: Some(descriptors),
+            maximum: Some(descriptors),
+        };
+        prlimit(relay, Resource::Nofile, limit).unwrap();
+        let size = PtySize {
+            rows: 24,
+            columns: 80,
+        };
+        let mut running = Vec::new();
+        let error = loop {
+            let request = SpawnRequest::argv(["sleep", "1000"]).with_pty(size);
+            match soon(sandbox.spawn(request)).await {
+                Ok(process) => running.push(process),
+                Err(error) => break error,
+            }
+        };
+        assert_ne!(error.kind(), SandboxErrorKind::Gone, "{error}");
+        assert!(!running.is_empty());
+        drop(running);
+        let deadline = Instant::now() + DEADLINE;
+        let output = loop {
+            match soon(sandbox.run(SpawnRequest::shell("echo here"))).await {
+                // The others are still being killed.
+                Err(error) if error.kind() != SandboxErrorKind::Gone => {
+                    assert!(Instant::now() < deadline, "{error}");
+                }
+                output => break output.unwrap(),
+            }
+        };
+        assert_eq!(output.stdout.text(), "here\n");
+        sandbox.close().await.unwrap();
+    }
 }

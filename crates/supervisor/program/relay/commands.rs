@@ -6,7 +6,7 @@ use crate::frames::{
     Answer, CONNECTION_ID, CONNECTION_WINDOW, Channel, INPUT_WINDOW, MAX_CONNECTIONS, MAX_PAYLOAD,
     OUTPUT_WINDOW, StdioMode, cost,
 };
-use crate::sys::{self, EAGAIN, EINTR, Fd, List, NONE, PollFd};
+use crate::sys::{self, EAGAIN, EINTR, EMFILE, Fd, List, NONE, PollFd};
 use crate::wire::Report;
 
 /// Maximum number of commands that have processes or output.
@@ -273,10 +273,11 @@ impl RelayedCommand {
         match report {
             Report::Started { pid } => {
                 self.pid = Some(*pid);
-                if let [master, ..] = *fds {
-                    sys::set_nonblocking(master)?;
-                    self.input.pipe = sys::dup_above(master, 3)?;
-                    self.outputs[Channel::Stdout as usize].pipe = master;
+                if self.is_terminal && self.open_terminal(fds).is_err() {
+                    // No descriptor is left. The command is hung up.
+                    fds.iter().copied().for_each(sys::close);
+                    let (channel, total) = (Channel::Stdout, 0);
+                    outgoing.send(Answer::End { id, channel, total }, &[])?;
                 }
             }
             Report::Ended { .. } => {
@@ -287,6 +288,15 @@ impl RelayedCommand {
             }
             Report::Failed { .. } => {}
         }
+        Ok(())
+    }
+
+    /// Takes over the master of its terminal.
+    fn open_terminal(&mut self, fds: &[Fd]) -> sys::Result<()> {
+        let master = *fds.first().ok_or(EMFILE)?;
+        sys::set_nonblocking(master)?;
+        self.input.pipe = sys::dup_above(master, 3)?;
+        self.outputs[Channel::Stdout as usize].pipe = master;
         Ok(())
     }
 

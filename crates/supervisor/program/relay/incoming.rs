@@ -64,7 +64,8 @@ impl Incoming {
 
     /// Waits for a whole payload and writes it to a file.
     pub fn body(&mut self, length: u64) -> sys::Result<Fd> {
-        let file = body_file(length)?;
+        check_body(length)?;
+        let file = sys::memory_file()?;
         let mut left = length;
         while left > 0 {
             let piece = self.payload(left);
@@ -78,10 +79,10 @@ impl Incoming {
     }
 }
 
-/// Creates the file for a body of so many bytes.
-pub fn body_file(length: u64) -> sys::Result<Fd> {
-    if length == 0 || length > MAX_BODY as u64 {
-        return Err(EINVAL);
+/// Checks the length of a body.
+pub fn check_body(length: u64) -> sys::Result<()> {
+    match (1..=MAX_BODY as u64).contains(&length) {
+        true => Ok(()),
+        false => Err(EINVAL),
     }
-    sys::memory_file()
 }

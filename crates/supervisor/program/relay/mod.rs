@@ -155,8 +155,9 @@ struct Listener {
 struct Payload {
     id: u32,
     left: u64,
-    /// For a body, the file it is written to and the streams of its command.
-    body: Option<(Fd, StdioMode)>,
+    /// For a body, the file it is written to and the streams of its command. Without a file it is discarded, and the
+    /// command fails.
+    body: Option<(sys::Result<Fd>, StdioMode)>,
 }
 
 /// Returns how much to read at once. Input is spliced instead, as far as its command takes it.
@@ -267,10 +268,14 @@ impl Relay {
         if piece.is_empty() {
             return Ok(false);
         }
-        if let Some((file, _)) = body {
-            sys::write_all(file, piece)?;
-        } else if let Some(command) = self.commands.find(id) {
-            command.feed(piece, &mut self.outgoing)?;
+        match body {
+            Some((Ok(file), _)) => sys::write_all(file, piece)?,
+            Some((Err(_), _)) => {}
+            None => {
+                if let Some(command) = self.commands.find(id) {
+                    command.feed(piece, &mut self.outgoing)?;
+                }
+            }
         }
         *left -= piece.len() as u64;
         if *left == 0 {
@@ -292,7 +297,9 @@ impl Relay {
                 stdio,
                 length: left,
             } => {
-                let body = Some((incoming::body_file(left)?, stdio));
+                incoming::check_body(left)?;
+                // Fails if no descriptor is left.
+                let body = Some((sys::memory_file(), stdio));
                 return Ok(Some(Payload { id, left, body }));
             }
             Request::Input { length: 0, .. } => {}
@@ -364,13 +371,13 @@ impl Relay {
     }
 
     /// Has init start a command.
-    fn start(&mut self, id: u32, stdio: StdioMode, body: Fd) -> sys::Result<()> {
-        let pipes = self
-            .commands
-            .check_room()
-            .and_then(|()| CommandPipes::new(stdio));
+    fn start(&mut self, id: u32, stdio: StdioMode, body: sys::Result<Fd>) -> sys::Result<()> {
+        let pipes = body.and_then(|body| {
+            self.commands.check_room()?;
+            Ok((body, CommandPipes::new(stdio)?))
+        });
         match pipes {
-            Ok(pipes) => {
+            Ok((body, pipes)) => {
                 let mut fds = List::<Fd, MAX_FDS>::of(&[body]);
                 for fd in &*pipes.inherited {
                     fds.push(*fd)?;
@@ -388,7 +395,7 @@ impl Relay {
                 self.outgoing.send(Answer::Gone { id }, &[])?;
             }
         }
-        sys::close(body);
+        body.into_iter().for_each(sys::close);
         Ok(())
     }
 
