@@ -234,6 +234,11 @@ async fn command_that_gets_no_descriptors_fails_alone() {
         };
         assert_ne!(error.kind(), SandboxErrorKind::Gone, "{error}");
         assert!(!running.is_empty());
+        let began = Instant::now();
+        let directory = SandboxPath::working_directory();
+        let refused = soon(sandbox.list(&directory)).await.unwrap_err();
+        assert_ne!(refused.kind(), SandboxErrorKind::Gone, "{refused}");
+        assert!(began.elapsed() < DEADLINE / 2, "{refused}");
         drop(running);
         let deadline = Instant::now() + DEADLINE;
         let output = loop {

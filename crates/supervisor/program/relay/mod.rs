@@ -390,6 +390,9 @@ impl Relay {
                 }
             }
             Err(Errno(errno)) => {
+                for channel in [Channel::Stdout, Channel::Stderr] {
+                    self.send_empty_end(id, channel)?;
+                }
                 let stage = StartStage::Prepare;
                 self.send_report(id, Report::Failed { stage, errno })?;
                 self.outgoing.send(Answer::Gone { id }, &[])?;
