@@ -32,7 +32,8 @@ impl Root {
             file,
             path: path.clone(),
             size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-            offset: range.offset,
+            // The kernel refuses more, where no file has bytes.
+            offset: range.offset.min(i64::MAX.unsigned_abs()),
             left_bytes: range.length.unwrap_or(u64::MAX),
         };
         let first = reader.next()?;
