@@ -310,13 +310,9 @@ pub fn forbid_writing() -> sys::Result<()> {
     /// The rights to create an entry of each kind.
     const MAKE: u64 = 0b111_1111 << 6;
 
-    // Needed without privileges.
-    sys::no_new_privileges()?;
-    let ruleset = sys::landlock_ruleset(&[WRITE_FILE | MAKE, 0, 0], 8)?;
-    let restricted =
-        allow(ruleset, c"/dev", WRITE_FILE).and_then(|()| sys::landlock_restrict(ruleset));
-    sys::close(ruleset);
-    restricted
+    restrict(&[WRITE_FILE | MAKE, 0, 0], 8, |ruleset| {
+        allow(ruleset, c"/dev", WRITE_FILE)
+    })
 }
 
 /// Restricts the calling process to reading files, and to changing those below one directory; harmless devices stay
@@ -341,10 +337,7 @@ pub fn forbid_changes_outside(directory: &CStr) -> sys::Result<()> {
     if sys::landlock_version()? < MIN_VERSION {
         return Err(sys::ENOSYS);
     }
-    // Needed without privileges.
-    sys::no_new_privileges()?;
-    let ruleset = sys::landlock_ruleset(&[CHANGE, 0, 0], 8)?;
-    let restrict = || {
+    restrict(&[CHANGE, 0, 0], 8, |ruleset| {
         for device in DEVICES {
             allow(ruleset, device, WRITE_FILE | TRUNCATE)?;
         }
@@ -353,23 +346,24 @@ pub fn forbid_changes_outside(directory: &CStr) -> sys::Result<()> {
         let opened = sys::open(directory, flags)?;
         let allowed = sys::landlock_allow_path(ruleset, opened, CHANGE);
         sys::close(opened);
-        allowed.and_then(|()| sys::landlock_restrict(ruleset))
-    };
-    let restricted = restrict();
-    sys::close(ruleset);
-    restricted
+        allowed
+    })
 }
 
-/// Creates the ruleset of the rules that follow and enforces it; returns the ABI version. Reads the rules
-/// even if the ruleset can't be created, so that the reader is at the next step.
-fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
+/// Enforces the rules that follow; returns the ABI version. Skips the rules even if that fails, so that the reader is at
+/// the next step.
+fn landlock(count: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
     /// The number of file access rights of each ABI version.
     const FILE_RIGHTS: [u32; 10] = [0, 13, 14, 15, 15, 16, 16, 16, 16, 17];
     /// Abstract Unix sockets, and signals to processes outside.
     const SCOPES: u64 = 3;
 
-    let version = sys::landlock_version();
-    let known = version.unwrap_or(0).min(FILE_RIGHTS.len() - 1);
+    let mut rules = steps.clone();
+    for _ in 0..count {
+        steps.read::<PlannedStep<'_>>().ok_or(sys::EINVAL)?;
+    }
+    let version = sys::landlock_version()?;
+    let known = version.min(FILE_RIGHTS.len() - 1);
     let rights = (1 << FILE_RIGHTS[known]) - 1;
     let scopes = if known >= 6 { SCOPES } else { 0 };
     // The kernel refuses a structure longer than it knows.
@@ -378,26 +372,34 @@ fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
         4..6 => 16,
         _ => 24,
     };
-    let ruleset = version.and_then(|_| sys::landlock_ruleset(&[rights, 0, scopes], size));
-    let mut result = ruleset.map(drop);
-    for _ in 0..rules {
-        let Some(PlannedStep {
-            step: Step::LandlockRule { path, access },
-            ..
-        }) = steps.read()
-        else {
-            return Err(sys::EINVAL);
-        };
-        if let (Ok(ruleset), Ok(())) = (ruleset, result) {
-            result = allow(ruleset, path, access & rights);
+    restrict(&[rights, 0, scopes], size, |ruleset| {
+        for _ in 0..count {
+            let Some(PlannedStep {
+                step: Step::LandlockRule { path, access },
+                ..
+            }) = rules.read()
+            else {
+                return Err(sys::EINVAL);
+            };
+            allow(ruleset, path, access & rights)?;
         }
-    }
-    let ruleset = ruleset?;
-    if result.is_ok() {
-        result = sys::landlock_restrict(ruleset);
-    }
+        Ok(())
+    })?;
+    Ok(version as u32)
+}
+
+/// Creates a ruleset, has its exceptions added, and enforces it for the calling process.
+fn restrict(
+    attributes: &[u64; 3],
+    size: usize,
+    add_rules: impl FnOnce(Fd) -> sys::Result<()>,
+) -> sys::Result<()> {
+    // Needed without privileges.
+    sys::no_new_privileges()?;
+    let ruleset = sys::landlock_ruleset(attributes, size)?;
+    let restricted = add_rules(ruleset).and_then(|()| sys::landlock_restrict(ruleset));
     sys::close(ruleset);
-    result.map(|()| version.unwrap_or(0) as u32)
+    restricted
 }
 
 fn allow(ruleset: Fd, path: &CStr, access: u64) -> sys::Result<()> {

@@ -58,15 +58,3 @@ impl Text {
         &self.bytes[..self.length]
     }
 }
-
-/// Splits a text into the number at its start and the rest.
-pub fn leading_number(text: &[u8]) -> Option<(i32, &[u8])> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let mut number = 0_i32;
-    for digit in &text[..digits] {
-        number = number
-            .checked_mul(10)?
-            .checked_add(i32::from(digit - b'0'))?;
-    }
-    (digits > 0).then_some((number, &text[digits..]))
-}

@@ -3,8 +3,10 @@
 //! A keeper adopts its command's orphans, so a process belongs to a command exactly if its chain of parents
 //! leads to the keeper, whatever it does to its session, groups or environment.
 
+use core::str::FromStr;
+
 use crate::sys::{self, Entries, Fd};
-use crate::text::{Text, leading_number};
+use crate::text::Text;
 
 /// Maximum number of processes in a snapshot.
 const MAX_PROCESSES: usize = 65_536;
@@ -195,19 +197,9 @@ impl<'k> Tree<'k> {
 pub fn is_exiting(pid: i32) -> bool {
     /// `PF_EXITING`.
     const EXITING: u32 = 4;
-    let flags = |buffer: &mut [u8]| {
-        let length = read_process_file(pid, b"/stat", buffer).ok()?;
-        let stat = &buffer[..length];
-        let end = stat.iter().rposition(|byte| *byte == b')')?;
-        // Field 9; the first one here is field 3.
-        let flags = stat.get(end + 2..)?.split(|byte| *byte == b' ').nth(6)?;
-        Some(flags.iter().fold(0_u32, |number, digit| {
-            number
-                .wrapping_mul(10)
-                .wrapping_add(u32::from(digit.wrapping_sub(b'0')))
-        }))
-    };
-    flags(&mut [0; 512]).is_none_or(|flags| flags & EXITING != 0)
+    // Field 9; the first one here is field 3.
+    let flags = stat_fields(pid, &mut [0; 512]).and_then(|mut it| number::<u32>(it.nth(6)?));
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 /// A process in a snapshot.
@@ -216,8 +208,8 @@ struct Process {
     pid: i32,
     parent: i32,
     is_member: bool,
-    /// The low digits of its start time, which tell it from a later process of the same id.
-    started: i32,
+    /// Its start time, which tells it from a later process of the same id.
+    started: u64,
 }
 
 // SAFETY: numbers, and zero is `false`.
@@ -227,25 +219,16 @@ impl Process {
     /// Reads `/proc/PID/stat`; `None` if the process does not exist or is a zombie.
     fn read_stat(pid: i32) -> Option<Self> {
         let mut buffer = [0; 512];
-        let length = read_process_file(pid, b"/stat", &mut buffer).ok()?;
-        let stat = &buffer[..length];
-        // `PID (NAME) STATE PARENT …`; the name may contain anything.
-        let end = stat.iter().rposition(|byte| *byte == b')')?;
-        let mut fields = stat.get(end + 2..)?.split(|byte| *byte == b' ');
+        let mut fields = stat_fields(pid, &mut buffer)?;
         // Fields 3 and 4 are the state and the parent, 20 and 22 the number of threads and the start
         // time.
         let state = fields.next()?;
-        let (parent, _) = leading_number(fields.next()?)?;
-        let (threads, _) = leading_number(fields.nth(15)?)?;
-        let started = fields.nth(1)?;
+        let parent = number(fields.next()?)?;
+        let threads = number::<u32>(fields.nth(15)?)?;
+        let started = number(fields.nth(1)?)?;
         // A process lives on after its first thread has ended.
-        if matches!(state, b"Z" | b"X") && threads < 2 {
-            return None;
-        }
-        let started = started.iter().fold(0_i32, |number, digit| {
-            number.wrapping_mul(10).wrapping_add(i32::from(*digit))
-        });
-        Some(Self {
+        let is_over = matches!(state, b"Z" | b"X") && threads < 2;
+        (!is_over).then_some(Self {
             pid,
             parent,
             is_member: false,
@@ -268,6 +251,19 @@ impl Process {
     }
 }
 
+/// Returns the fields of `/proc/PID/stat` from the third one on.
+fn stat_fields(pid: i32, buffer: &mut [u8; 512]) -> Option<impl Iterator<Item = &[u8]>> {
+    let length = read_process_file(pid, b"/stat", buffer).ok()?;
+    let stat = &buffer[..length];
+    // `PID (NAME) STATE PARENT …`; the name may contain anything.
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    Some(stat.get(end + 2..)?.split(|byte| *byte == b' '))
+}
+
+fn number<T: FromStr>(digits: &[u8]) -> Option<T> {
+    str::from_utf8(digits).ok()?.parse().ok()
+}
+
 fn read_process_file(pid: i32, name: &[u8], buffer: &mut [u8]) -> sys::Result<usize> {
     let path = Text::new().text(b"/proc/").number(pid).text(name);
     sys::read_file(path.as_c(), buffer)
@@ -279,8 +275,7 @@ fn newest_pid() -> i32 {
     let read = sys::read_file(c"/proc/loadavg", &mut buffer).unwrap_or(0);
     // The last of five words.
     let mut words = buffer[..read].trim_ascii_end().rsplit(|byte| *byte == b' ');
-    let newest = words.next().and_then(leading_number);
-    newest.map_or(0, |(number, _)| number)
+    words.next().and_then(number).unwrap_or(0)
 }
 
 /// A snapshot of all processes, in the order of their ids.
@@ -355,7 +350,7 @@ impl Snapshot {
         }
         let mut entries = Entries::of(self.directory);
         while let Ok(Some((name, _))) = entries.next() {
-            if let Some((pid, [])) = leading_number(name.to_bytes()) {
+            if let Some(pid) = number(name.to_bytes()) {
                 self.add(pid, tree, found);
             }
         }
