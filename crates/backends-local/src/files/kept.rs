@@ -21,16 +21,10 @@ use rustix::process::geteuid;
 
 use super::beneath::{PATH_ONLY, open_without_links};
 use super::remove::{RemovalFailures, remove_directory};
-use super::{DIRECTORY, Directories, NOBODY, Root, TEMPORARY, VIEW};
+use super::{DIRECTORY, Directories, NOBODY, READ, Root, TEMPORARY, VIEW};
 
 /// The marker file of a kept directory.
 const MARKER: &str = "kept";
-
-/// A readable directory, not a symbolic link.
-const READ: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
 
 /// How long a new owner waits for an earlier one, whose dropped sandbox is being closed.
 const LOCK_DEADLINE: Duration = Duration::from_secs(2);

@@ -248,7 +248,7 @@ impl Root {
         name.to_string_lossy().into_owned()
     }
 
-    /// Gives a created file in a directory to its owner; a symbolic link is not followed.
+    /// Gives a file in a directory to the owner of created files; a symbolic link is not followed.
     fn give_at(&self, directory: impl AsFd, name: &[u8]) -> Result<(), Errno> {
         match self.owner {
             Some((uid, gid)) => {
@@ -336,17 +336,11 @@ impl Root {
     /// Gives the directories, and all files created from now on, to the user that runs commands.
     pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
         self.owner = Some((uid, gid));
-        for name in [".", WORK, TEMPORARY] {
-            chownat(
-                &self.directories().root,
-                name,
-                Some(uid),
-                Some(gid),
-                AtFlags::empty(),
-            )
-            .map_err(|error| self.failure("change the owner of", &self.view_paths.work, error))?;
-        }
-        Ok(())
+        let root = &self.directories().root;
+        [".", WORK, TEMPORARY]
+            .into_iter()
+            .try_for_each(|name| self.give_at(root, name.as_bytes()))
+            .map_err(|error| self.failure("change the owner of", &self.view_paths.work, error))
     }
 
     /// Creates the mount point for a file system of limited size.
@@ -377,6 +371,12 @@ impl Root {
 }
 
 const DIRECTORY: OFlags = PATH_ONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// A readable directory, not a symbolic link.
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 /// Lists a directory, without `.` and `..`.
 fn entries(directory: impl AsFd) -> Result<impl Iterator<Item = Result<DirEntry, Errno>>, Errno> {

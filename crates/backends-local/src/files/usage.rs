@@ -4,11 +4,11 @@ use std::ffi::CStr;
 use std::ops::{Add, Sub};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fstatvfs, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, fstatvfs, openat, statat};
 use rustix::io::Errno;
 
 use super::beneath::open_with_access;
-use super::{Root, TEMPORARY, WORK, entries};
+use super::{READ, Root, TEMPORARY, WORK, entries};
 
 /// Maximum depth; a deeper tree can't be measured. Each level takes two descriptors.
 const MAX_DEPTH: usize = 64;
@@ -124,8 +124,7 @@ struct Measurement<'m> {
 impl Measurement<'_> {
     /// Adds the contents of a directory.
     fn enter(&mut self, parent: &OwnedFd, name: &[u8], depth: usize) -> Result<(), Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = match openat(parent, name, flags, Mode::empty()) {
+        let opened = match openat(parent, name, READ, Mode::empty()) {
             Err(Errno::ACCESS) if self.unreadable == Unreadable::MadeReadable => {
                 open_with_access(parent, name)
             }
