@@ -1,5 +1,6 @@
 //! The environment of commands, and the lookup of programs.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,93 +20,73 @@ const CERTIFICATES: [&str; 2] = [
     "/etc/pki/tls/certs/ca-bundle.crt",
 ];
 
-/// The environment variables of every command of a sandbox.
-#[derive(Clone, Debug)]
-pub(crate) struct Environment {
-    variables: Vec<(OsString, OsString)>,
+/// Returns the environment variables of every command of a sandbox: the basic ones and the policy's, which take
+/// precedence.
+pub(crate) fn variables(
+    search_path: OsString,
+    shell: &Path,
+    view: &ViewPaths,
+    policy: &Policy,
+    user: Option<&str>,
+    proxy: &[(&'static str, String)],
+) -> BTreeMap<OsString, OsString> {
+    let own = || ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
+    let user = user.map(OsString::from).or_else(own);
+    let user = user.unwrap_or_else(|| "user".into());
+    let temporary = os_path(&view.temporary);
+    let installing = policy
+        .write_roots
+        .is_some()
+        .then(|| installing_into(&temporary, &search_path));
+    let mut variables: BTreeMap<OsString, OsString> = BTreeMap::from([
+        ("HOME".into(), os_path(&view.work)),
+        ("LANG".into(), "C.UTF-8".into()),
+        ("LOGNAME".into(), user.clone()),
+        ("PATH".into(), search_path),
+        // Without it bash reads the user database, which takes a while.
+        ("SHELL".into(), shell.into()),
+        ("TERM".into(), "dumb".into()),
+        ("TMPDIR".into(), temporary),
+        ("USER".into(), user),
+    ]);
+    variables.extend(installing.into_iter().flatten());
+    if !proxy.is_empty() {
+        for (name, value) in proxy {
+            variables.insert(name.into(), value.into());
+        }
+        if let Some(certificates) = CERTIFICATES.iter().find(|path| Path::new(path).exists()) {
+            // Node, requests and uv have lists of their own, without the authorities that this machine trusts.
+            for name in ["NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"] {
+                variables.insert(name.into(), certificates.into());
+            }
+        }
+    }
+    for (name, value) in &policy.environment {
+        variables.insert(name.into(), value.expose().into());
+    }
+    variables
 }
 
-impl Environment {
-    /// Combines the basic variables with the policy's, which take precedence.
-    pub(crate) fn new(
-        search_path: OsString,
-        shell: &Path,
-        view: &ViewPaths,
-        policy: &Policy,
-        user: Option<&str>,
-        proxy: &[(&'static str, String)],
-    ) -> Self {
-        let own = || ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
-        let user = user.map(OsString::from).or_else(own);
-        let user = user.unwrap_or_else(|| "user".into());
-        let mut environment = Self {
-            variables: vec![
-                ("HOME".into(), os_path(&view.work)),
-                ("LANG".into(), "C.UTF-8".into()),
-                ("LOGNAME".into(), user.clone()),
-                ("PATH".into(), search_path),
-                // Without it bash reads the user database, which takes a while.
-                ("SHELL".into(), shell.into()),
-                ("TERM".into(), "dumb".into()),
-                ("TMPDIR".into(), os_path(&view.temporary)),
-                ("USER".into(), user),
-            ],
-        };
-        if policy.write_roots.is_some() {
-            environment.install_into(&os_path(&view.temporary));
-        }
-        if !proxy.is_empty() {
-            let variables = proxy
-                .iter()
-                .map(|(name, value)| (name.into(), value.into()));
-            environment.variables.extend(variables);
-            if let Some(certificates) = CERTIFICATES.iter().find(|path| Path::new(path).exists()) {
-                // Node, requests and uv have lists of their own, without the authorities that this machine trusts.
-                for name in ["NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"] {
-                    let variable = (name.into(), certificates.into());
-                    environment.variables.push(variable);
-                }
-            }
-        }
-        for (name, value) in &policy.environment {
-            environment
-                .variables
-                .push((name.into(), value.expose().into()));
-        }
-        environment
-    }
-
-    /// Lets `pip install`, `npm install --global` and caches use a directory that is neither the system's nor the
-    /// working directory, and that Python and `PATH` already search.
-    fn install_into(&mut self, temporary: &OsStr) {
-        let below = |name: &str| {
-            let mut path = temporary.to_owned();
-            path.push(name);
-            path
-        };
-        for (name, value) in &mut self.variables {
-            if name == "PATH" {
-                let mut path = below("/.local/bin:");
-                path.push(&value);
-                *value = path;
-            }
-        }
-        self.variables.extend(
-            [
-                // Debian's pip refuses to install beside the system's packages, even for a user alone.
-                ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
-                ("PYTHONUSERBASE", below("/.local")),
-                ("NPM_CONFIG_CACHE", below("/.cache/npm")),
-                ("NPM_CONFIG_PREFIX", below("/.local")),
-                ("XDG_CACHE_HOME", below("/.cache")),
-            ]
-            .map(|(name, value)| (name.into(), value)),
-        );
-    }
-
-    pub(crate) fn variables(&self) -> &[(OsString, OsString)] {
-        &self.variables
-    }
+/// Lets `pip install`, `npm install --global` and caches use a directory that is neither the system's nor the working
+/// directory, and that Python and `PATH` already search.
+fn installing_into(temporary: &OsStr, search_path: &OsStr) -> [(OsString, OsString); 6] {
+    let below = |name: &str| {
+        let mut path = temporary.to_owned();
+        path.push(name);
+        path
+    };
+    let mut path = below("/.local/bin:");
+    path.push(search_path);
+    [
+        ("PATH", path),
+        // Debian's pip refuses to install beside the system's packages, even for a user alone.
+        ("PIP_BREAK_SYSTEM_PACKAGES", "1".into()),
+        ("PYTHONUSERBASE", below("/.local")),
+        ("NPM_CONFIG_CACHE", below("/.cache/npm")),
+        ("NPM_CONFIG_PREFIX", below("/.local")),
+        ("XDG_CACHE_HOME", below("/.cache")),
+    ]
+    .map(|(name, value)| (name.into(), value))
 }
 
 /// Returns the absolute directories of a `PATH`; a relative one would depend on the command's directory.

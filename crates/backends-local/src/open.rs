@@ -9,7 +9,7 @@ use cantle_command_driver::check_environment;
 use cantle_core::sandbox::{SandboxContext, SandboxError, SandboxInfo, Survival};
 
 use crate::engine;
-use crate::environment::{self, Environment};
+use crate::environment;
 use crate::files::Root;
 use crate::limits::BackendLimits;
 use crate::sandbox::LocalSandbox;
@@ -41,7 +41,7 @@ pub(crate) fn open(
         }
     };
     let view = root.view_paths().clone();
-    let environment = Environment::new(
+    let environment = environment::variables(
         environment::visible_directories(&search_path, &cx.policy),
         &shell,
         &view,

@@ -1,6 +1,8 @@
 //! The state that a sandbox shares with its commands.
 
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +16,6 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::engine::Engine;
-use crate::environment::Environment;
 use crate::files::Root;
 use crate::handle::HandleToken;
 use crate::limits::BackendLimits;
@@ -29,7 +30,8 @@ const END_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) struct Shared {
     pub(crate) info: SandboxInfo,
     pub(crate) root: Arc<Root>,
-    pub(crate) environment: Environment,
+    /// The variables of every command.
+    pub(crate) environment: BTreeMap<OsString, OsString>,
     pub(crate) shell: PathBuf,
     pub(crate) limits: BackendLimits,
     pub(crate) engine: Engine,

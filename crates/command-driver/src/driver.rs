@@ -245,7 +245,11 @@ impl<T: Transport> Life<T> {
                 biased;
                 report = self.reports.next() => match report {
                     Some(Report::Ended { status, alone }) => CommandEvent::Ended { status, alone },
-                    Some(Report::Lost(error)) => return CommandEnd::lost(error),
+                    Some(Report::Lost(error)) => return CommandEnd {
+                        status: Err(error),
+                        duration: Duration::ZERO,
+                        background,
+                    },
                     None => CommandEvent::Gone,
                 },
                 () = self.cancellation.cancelled(), if lifecycle.accepts_cancellation() => {
@@ -287,14 +291,6 @@ struct CommandEnd {
 }
 
 impl CommandEnd {
-    fn lost(error: SandboxError) -> Self {
-        Self {
-            status: Err(error),
-            duration: Duration::ZERO,
-            background: Vec::new(),
-        }
-    }
-
     async fn exit(self, transport: &impl Transport) -> Result<Exit, SandboxError> {
         let status = match (self.status?, transport.check()) {
             (_, Err(error)) if error.kind() == SandboxErrorKind::Closed => {

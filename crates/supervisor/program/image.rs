@@ -16,8 +16,7 @@ const ATTRIBUTES: u64 = 2 | 4;
 /// Mounts the file system in a file, on no directory yet.
 pub fn mount(file: Fd) -> sys::Result<Fd> {
     let control = sys::open(c"/dev/loop-control", sys::O_RDWR)?;
-    let mounted = attach(control, file).and_then(|number| {
-        let (device, path) = number;
+    let mounted = attach(control, file).and_then(|(device, path)| {
         // Freed blocks are holes in the file again, and nothing is written to it in advance.
         let options = [c"discard", c"noinit_itable"];
         let mounted = sys::mount_device(c"ext4", path.as_c(), &options, ATTRIBUTES);
@@ -30,9 +29,7 @@ pub fn mount(file: Fd) -> sys::Result<Fd> {
 
 /// Attaches the file to an unused loop device.
 fn attach(control: Fd, file: Fd) -> sys::Result<(Fd, Text)> {
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
+    for _ in 0..MAX_ATTEMPTS {
         let number = sys::unused_loop_device(control)?;
         let path = Text::new().text(b"/dev/loop").number(number as i32);
         let device = sys::open(path.as_c(), sys::O_RDWR)?;
@@ -40,10 +37,11 @@ fn attach(control: Fd, file: Fd) -> sys::Result<(Fd, Text)> {
             Ok(()) => return Ok((device, path)),
             Err(error) => {
                 sys::close(device);
-                if error != sys::EBUSY || attempts == MAX_ATTEMPTS {
+                if error != sys::EBUSY {
                     return Err(error);
                 }
             }
         }
     }
+    Err(sys::EBUSY)
 }

@@ -20,7 +20,7 @@ pub(crate) async fn start(
     let mut launch = Launch::new(
         &request,
         shared.root.directory_path(&request.directory)?,
-        shared.environment.variables().iter().cloned().collect(),
+        shared.environment.clone(),
         Some(shared.shell.as_os_str()),
     )?;
     let id = shared.next_number();
