@@ -4,6 +4,8 @@
 //! Nothing is concluded from kernel settings: namespaces that may be created can still refuse a mount. A
 //! probe never fails as a whole; its failures are its findings. `cantle doctor` displays them.
 
+#[cfg(confined)]
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -18,6 +20,7 @@ use cantle_core::sandbox::{
     SandboxExt as _, SandboxInfo, SpawnRequest,
 };
 
+use crate::blocking;
 #[cfg(confined)]
 use crate::groups;
 use crate::{LocalBackend, Mechanism};
@@ -79,10 +82,8 @@ impl Probe {
     /// reason.
     pub async fn run(backend: &LocalBackend, limit: Duration) -> Self {
         let parent = backend.settings.parent_directory();
-        let (bait, control_groups) =
-            off_runtime(move || (Bait::create(&parent).ok(), control_groups()))
-                .await
-                .unwrap_or_default();
+        let prepare = move || Ok((Bait::create(&parent).ok(), control_groups()));
+        let (bait, control_groups) = blocking::run(prepare).await.unwrap_or_default();
         let bait = bait.as_ref();
         let mut everything = Policy::workspace();
         everything.limits = all_limits();
@@ -195,7 +196,9 @@ async fn trial(
             broken,
         })
     };
-    let ended = within(limit, work).await;
+    let ended: Result<_, SandboxError> = tokio::time::timeout(limit, work)
+        .await
+        .unwrap_or_else(|_| Err(SandboxError::unavailable("the probe timed out")));
     ended.unwrap_or_else(|error| Trial::refused(&error))
 }
 
@@ -269,7 +272,7 @@ impl Drop for Bait {
 /// Returns the control groups of this process, and tries to create one below.
 #[cfg(confined)]
 fn control_groups() -> Vec<ControlGroupSupport> {
-    let mut found: Vec<ControlGroupSupport> = Vec::new();
+    let mut found = BTreeMap::new();
     for hierarchy in groups::hierarchies() {
         let version = match hierarchy.version {
             groups::Version::One => 1,
@@ -279,40 +282,22 @@ fn control_groups() -> Vec<ControlGroupSupport> {
             .parent
             .join(format!("cantle-probe-{}", RunId::new()));
         let writable = fs::create_dir(&below).is_ok() && fs::remove_dir(&below).is_ok();
-        let index = found.iter().position(|groups| groups.version == version);
-        let mut groups = match index {
-            Some(index) => found.swap_remove(index),
-            None => ControlGroupSupport {
-                version,
-                controllers: Vec::new(),
-                writable: Vec::new(),
-            },
-        };
+        let groups = found.entry(version).or_insert_with(|| ControlGroupSupport {
+            version,
+            controllers: Vec::new(),
+            writable: Vec::new(),
+        });
         let usable = hierarchy.controllers.iter().filter(|_| writable);
         groups.writable.extend(usable.cloned());
         groups.controllers.extend(hierarchy.controllers);
         groups.controllers.extend(hierarchy.others);
-        found.push(groups);
     }
-    found.sort_by_key(|groups| groups.version);
-    found
+    found.into_values().collect()
 }
 
 #[cfg(not(confined))]
 fn control_groups() -> Vec<ControlGroupSupport> {
     Vec::new()
-}
-
-async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, SandboxError>>,
-) -> Result<T, SandboxError> {
-    let ended = tokio::time::timeout(limit, work).await;
-    ended.unwrap_or_else(|_| Err(SandboxError::unavailable("the probe timed out")))
-}
-
-async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    crate::blocking::run(move || Ok(work())).await.ok()
 }
 
 #[cfg(all(test, confined))]
