@@ -194,9 +194,6 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
     rules.always(&[libc::SYS_clone3, FILE_SETATTR], Action::MISSING);
     if options.shares_with_host {
         rules.always(SHARED, Action::REFUSE);
-        // Lowering another process's limits can kill it.
-        let others = vec![Condition::is_not(0, 0)];
-        rules.refuse_if(libc::SYS_prlimit64, vec![others]);
     }
     if options.subprocesses {
         rules.always(&[libc::SYS_ptrace], Action::REFUSE);
@@ -205,7 +202,7 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
         refuse_set_id_modes(&mut rules);
     }
     rules.refuse_if(libc::SYS_clone, new_namespaces());
-    protect_init(&mut rules);
+    protect_init(&mut rules, options.shares_with_host);
     // Injecting input into a terminal.
     let into_terminals = [0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */];
     let into_terminals = into_terminals.map(|request| vec![Condition::is(1, request)]);
@@ -278,16 +275,25 @@ fn refuse_set_id_modes(rules: &mut FilterRules) {
     rules.always(&[libc::SYS_openat2], Action::MISSING);
 }
 
-/// Refuses to slow init down, which may run as the commands' user: commands that also keep all processors busy could not
-/// be killed any more.
-fn protect_init(rules: &mut FilterRules) {
+/// Refuses to slow init down or to limit it, which may run as the commands' user: commands that also keep all
+/// processors busy could not be killed any more.
+fn protect_init(rules: &mut FilterRules, shares_with_host: bool) {
     const PROCESS: u32 = 0;
+    const USER: u32 = 2;
     const INIT: u32 = 1;
     for call in SCHEDULING {
         rules.refuse_if(call, vec![vec![Condition::is(0, INIT)]]);
     }
-    let conditions = vec![Condition::is(0, PROCESS), Condition::is(1, INIT)];
-    rules.refuse_if(libc::SYS_setpriority, vec![conditions]);
+    let init = vec![Condition::is(0, PROCESS), Condition::is(1, INIT)];
+    // All processes of a user, and init among them.
+    let user = vec![Condition::is(0, USER)];
+    rules.refuse_if(libc::SYS_setpriority, vec![init, user]);
+    // Lowering another process's limits can kill it.
+    let others = match shares_with_host {
+        true => Condition::is_not(0, 0),
+        false => Condition::is(0, INIT),
+    };
+    rules.refuse_if(libc::SYS_prlimit64, vec![vec![others]]);
 }
 
 /// `clone` with a flag for a new namespace.

@@ -14,6 +14,15 @@ use futures_util::StreamExt as _;
 use crate::support::{open_under, path, read, run, stdout, write};
 
 #[tokio::test]
+async fn commands_can_neither_slow_init_down_nor_limit_it() {
+    let sandbox = open_under(Policy::workspace()).await;
+    let line = "state() { cut -d ' ' -f 19 /proc/1/stat; grep 'open files' /proc/1/limits; }; before=$(state); \
+                renice -n 5 -u $(id -u); prlimit --pid 1 --nofile=9:9; [ \"$(state)\" = \"$before\" ]";
+    let ran = run(&*sandbox, line).await;
+    assert_eq!(ran.exit.status, ExitStatus::Code(0), "{ran:?}");
+}
+
+#[tokio::test]
 async fn disk_limit_of_zero_is_enforced() {
     let mut policy = Policy::workspace();
     policy.limits.disk_bytes = Some(0);

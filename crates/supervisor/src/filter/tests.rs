@@ -123,6 +123,11 @@ fn arguments_are_checked() {
         (libc::SYS_setpriority, [0, 2, 19], ALLOWED),
         (libc::SYS_setpriority, [1, 1, 19], ALLOWED),
         (libc::SYS_setpriority, [0, 1, 19], EPERM),
+        (libc::SYS_setpriority, [2, 0, 19], EPERM),
+        (libc::SYS_setpriority, [2, 1000, 19], EPERM),
+        (libc::SYS_prlimit64, [0, 7, 0], ALLOWED),
+        (libc::SYS_prlimit64, [2, 7, 0], ALLOWED),
+        (libc::SYS_prlimit64, [1, 7, 0], EPERM),
     ] {
         assert_eq!(
             answer(&program, call, &arguments),
