@@ -296,7 +296,8 @@ impl Fleet {
         let Some(running) = member.running() else {
             return;
         };
-        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
+        // The fleet owns the task, and has to end when its other owners drop it.
+        let (fleet, member) = (Arc::downgrade(self), Arc::clone(member));
         self.tasks.spawn(async move {
             let mut deadline = member.deadline();
             loop {
@@ -309,6 +310,9 @@ impl Fleet {
                         Err(_) => return,
                     },
                     () = sleep_until(at.instant) => false,
+                };
+                let Some(fleet) = fleet.upgrade() else {
+                    return;
                 };
                 let _transition = member.transition.lock().await;
                 // Meanwhile a client may have paused it, or moved its deadline.

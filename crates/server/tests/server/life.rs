@@ -51,6 +51,18 @@ async fn a_stopped_server_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_dropped_server_drops_its_sandboxes() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    sandbox.start("sleep 300", &[]).await.pid().await;
+    let directory = server.abort().await;
+    eventually("nothing is left", async || {
+        sandbox_directories(&directory) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_sandbox_at_its_deadline_is_killed_and_its_streams_are_aborted() {
     let server = serve().await;
     let idle = server

@@ -100,6 +100,14 @@ impl TestServer {
         self.directory
     }
 
+    /// Drops the server without stopping it, and returns its directory.
+    pub(crate) async fn abort(self) -> tempfile::TempDir {
+        self.serving.abort();
+        // It was aborted.
+        let _ = self.serving.await;
+        self.directory
+    }
+
     /// Counts the sandbox directories on disk.
     pub(crate) fn sandbox_directories(&self) -> usize {
         sandbox_directories(&self.directory)
