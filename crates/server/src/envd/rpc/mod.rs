@@ -247,15 +247,17 @@ pub(crate) fn check<B>(request: &Request<B>, call_kind: CallKind) -> Result<(), 
     Err(Box::new(answer.into_response()))
 }
 
-/// Returns the client's time limit for the call, if any.
+/// Returns the client's time limit for the call, if any. E2B's Python SDK sends fractions, which are rounded up.
 fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>> {
     let Some(value) = headers.get("connect-timeout-ms") else {
         return Ok(None);
     };
-    let number = value.to_str().ok().filter(|text| text.len() <= 10);
-    let number = number.and_then(|text| text.parse().ok());
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    // At most ten digits, as the protocol has it.
+    let number = number.filter(|number: &f64| (0.0..1e10).contains(number));
     let invalid = || EnvdError::invalid("the header Connect-Timeout-Ms is not a number");
-    Ok(Some(Duration::from_millis(number.ok_or_else(invalid)?)))
+    let milliseconds = number.ok_or_else(invalid)?.ceil() as u64;
+    Ok(Some(Duration::from_millis(milliseconds)))
 }
 
 /// Returns the interval of keep-alive messages.
@@ -357,4 +359,35 @@ fn end(result: Result<()>) -> Bytes {
 /// The error for an expired time limit.
 pub(crate) fn deadline_exceeded() -> EnvdError {
     EnvdError::new(RpcCode::DeadlineExceeded, "context deadline exceeded")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_limits_are_whole_milliseconds_or_more() {
+        let limit = |text: &str| {
+            let headers = HeaderMap::from_iter([(
+                header::HeaderName::from_static("connect-timeout-ms"),
+                text.parse().unwrap(),
+            )]);
+            let limit = time_limit(&headers).map_err(|error| error.code);
+            limit.map(|limit| limit.map(|limit| limit.as_millis()))
+        };
+        for (text, milliseconds) in [
+            ("0", 0),
+            ("60000", 60_000),
+            ("1500.0", 1500),
+            ("2500.0000000000005", 2501),
+            ("0.1", 1),
+            ("9999999999", 9_999_999_999),
+        ] {
+            assert_eq!(limit(text), Ok(Some(milliseconds)), "{text}");
+        }
+        for text in ["", "-1", "x", "NaN", "inf", "10000000000"] {
+            assert_eq!(limit(text), Err(RpcCode::InvalidArgument), "{text}");
+        }
+        assert!(time_limit(&HeaderMap::new()).unwrap().is_none());
+    }
 }
