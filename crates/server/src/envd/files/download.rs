@@ -99,6 +99,7 @@ pub(super) async fn serve(
 async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStream> {
     let argv = ["cat".into(), "--".into(), listing::os_path(path)];
     let request = SpawnRequest::argv(argv).with_background(Background::Kill);
+    let descriptors = sandbox.account.take_descriptors()?;
     let mut process = sandbox.spawn(request).await?;
     let Some(output) = process.take_output() else {
         return Err(EnvdError::not_found(format!("path '{path}' can't be read")));
@@ -119,7 +120,8 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
         return Err(EnvdError::new(RpcCode::PermissionDenied, message));
     };
     // The stream keeps the command alive, and fails if the command was ended before the end of the file.
-    let rest = stream::unfold(Some((chunks, process, sandbox)), |parts| async move {
+    let parts = (chunks, process, sandbox, descriptors);
+    let rest = stream::unfold(Some(parts), |parts| async move {
         let mut parts = parts?;
         if let Some(chunk) = parts.0.next().await {
             return Some((chunk, Some(parts)));

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{
-    Background, PtySize, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
-    SpawnRequest, Stdin,
+    Background, PtySize, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +13,7 @@ use crate::envd::RunningSandbox;
 use crate::envd::commands::command::{CommandParts, ProcessEvent, RunningCommand};
 use crate::envd::commands::messages::{ProcessConfig, StartRequest, TerminalSize};
 use crate::envd::error::{EnvdError, Result};
-use crate::envd::path;
+use crate::envd::{helper, path};
 
 /// The tag reserved by envd.
 const RESERVED_TAG: &str = "_system";
@@ -76,8 +75,12 @@ pub(crate) async fn start(
         .await
     {
         Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
-            check_directory(&*sandbox_use, requested, &directory).await?;
-            let shell = ["/bin/bash", "-c", CHANGE_DIRECTORY, &directory.to_string()];
+            let directory = directory.to_string();
+            let found = helper::run(&sandbox_use, ["test", "-d", &directory], 0).await?;
+            if found.is_none_or(|found| !found.exit.status.success()) {
+                return Err(directory_not_found(requested));
+            }
+            let shell = ["/bin/bash", "-c", CHANGE_DIRECTORY, &directory];
             let wrapped = shell.map(str::to_owned).into_iter().chain(argv()).collect();
             sandbox_use.spawn(spawn(wrapped, live.home.clone())).await
         }
@@ -127,20 +130,6 @@ pub(crate) fn pty_size(size: Option<&TerminalSize>) -> PtySize {
         rows: fit(rows, 24),
         columns: fit(columns, 80),
     }
-}
-
-/// Refuses a directory that does not exist inside the sandbox.
-async fn check_directory(
-    sandbox: &dyn Sandbox,
-    requested: &str,
-    directory: &SandboxPath,
-) -> Result<()> {
-    let argv = ["test", "-d", &directory.to_string()].map(str::to_owned);
-    let exit = sandbox.exec(SpawnRequest::argv(argv), &mut |_| {}).await?;
-    if exit.status.success() {
-        return Ok(());
-    }
-    Err(directory_not_found(requested))
 }
 
 fn directory_not_found(requested: &str) -> EnvdError {
