@@ -131,10 +131,7 @@ async fn form(
         let path = path::resolve(&named, &live.home)?;
         let kept_bytes = WRITTEN_FILE_BYTES + 4 * path.relative_bytes().len();
         charge.grow(kept_bytes + metadata::size_bytes(&path, metadata_values))?;
-        if !targets.insert(path.clone()) || targets.len() > MAX_FILES {
-            let message = format!("you cannot upload multiple files to the same path '{path}'");
-            return Err(EnvdError::invalid(message));
-        }
+        add_target(&mut targets, &path)?;
         let (sender, mut receiver) = mpsc::channel(QUEUED_CHUNKS);
         let feed = async {
             let sender = sender;
@@ -154,6 +151,17 @@ async fn form(
         return Err(EnvdError::invalid("the form has no file"));
     }
     Ok(written)
+}
+
+fn add_target(targets: &mut BTreeSet<SandboxPath>, path: &SandboxPath) -> Result<()> {
+    let message = if targets.len() >= MAX_FILES {
+        format!("a form may have at most {MAX_FILES} files")
+    } else if targets.insert(path.clone()) {
+        return Ok(());
+    } else {
+        format!("you cannot upload multiple files to the same path '{path}'")
+    };
+    Err(EnvdError::invalid(message))
 }
 
 /// Returns the next data of a part, or `None` at its end.
@@ -274,4 +282,27 @@ fn decompress(data: ByteStream) -> ByteStream {
         }
         Ok(None)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_a_form_are_distinct_and_limited() {
+        let mut targets = BTreeSet::new();
+        let mut refusal = |name: &str| {
+            let path = SandboxPath::new(name).unwrap();
+            add_target(&mut targets, &path).map_err(|error| error.message)
+        };
+        for number in 0..MAX_FILES {
+            refusal(&format!("/{number}")).unwrap();
+            if number == 0 {
+                let twice = refusal("/0").unwrap_err();
+                assert!(twice.contains("same path '/0'"), "{twice}");
+            }
+        }
+        let one_more = refusal("/one").unwrap_err();
+        assert!(one_more.contains("at most 10000 files"), "{one_more}");
+    }
 }
