@@ -167,8 +167,8 @@ async fn remove(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Empt
 async fn list_dir(live: &Arc<RunningSandbox>, request: ListDirRequest) -> Result<LargeMessage> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
-    let mut listed =
-        listing::list(&sandbox, &path, StartLink::Follow, request.depth.max(1)).await?;
+    let depth = request.depth.clamp(1, watch::MAX_DEPTH);
+    let mut listed = listing::list(&sandbox, &path, StartLink::Follow, depth).await?;
     check_directory(&path, listed.entries.first())?;
     // The directory itself comes first.
     listed.entries.remove(0);

@@ -27,8 +27,8 @@ use crate::random;
 
 use super::watched::{INTERVAL, QUIET_INTERVAL};
 
-/// Depth for recursive watching.
-const MAX_DEPTH: u32 = 1 << 16;
+/// Depth for recursive watching, and maximum depth of a listing; `find` refuses numbers that are no `int`.
+pub(super) const MAX_DEPTH: u32 = 1 << 16;
 /// A watcher whose events are not fetched for this long makes no listing until the next fetch.
 const ATTENDED: Duration = Duration::from_secs(60);
 
