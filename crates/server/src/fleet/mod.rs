@@ -465,7 +465,11 @@ impl Fleet {
             let place = fleet.take_place(&member.identity.owner)?;
             let backend = fleet.backend(&member.identity.spec.template)?;
             let cx = fleet.context(&member.identity).durable();
-            let sandbox = match backend.reattach(&handle, cx).await {
+            // The semaphore is never closed.
+            let permit = fleet.opening.acquire().await.ok();
+            let reattached = backend.reattach(&handle, cx).await;
+            drop(permit);
+            let sandbox = match reattached {
                 Ok(sandbox) => sandbox,
                 Err(error) if error.kind() == SandboxErrorKind::Gone => {
                     member.set_state(SandboxState::Ended);
