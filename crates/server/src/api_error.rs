@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use cantle_core::escape::shorten;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
@@ -11,6 +12,18 @@ pub(crate) type ApiResult<T> = Result<T, ApiError>;
 /// Message for a client whose connections are too many.
 pub(crate) const TOO_MANY_CONNECTIONS: &str =
     "you have too many connections: close some, or reuse them";
+
+/// Maximum length of an error's message, which may repeat a part of the request.
+const MAX_MESSAGE_CHARS: usize = 8192;
+
+/// Returns the message of an error response.
+pub(crate) fn bounded(message: impl Into<String>) -> String {
+    let message = message.into();
+    if message.len() > MAX_MESSAGE_CHARS {
+        return shorten(&message, MAX_MESSAGE_CHARS);
+    }
+    message
+}
 
 /// An error response of the control plane, in E2B's format.
 #[derive(Clone, Debug)]
@@ -26,7 +39,7 @@ impl ApiError {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
-            message: message.into(),
+            message: bounded(message),
             code: None,
             is_temporary: false,
         }

@@ -7,6 +7,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::accounts::MemoryExhausted;
+use crate::api_error::bounded;
 use crate::body::BodyError;
 use crate::tasks::Interrupted;
 
@@ -80,7 +81,7 @@ impl EnvdError {
     pub(crate) fn new(code: RpcCode, message: impl Into<String>) -> Self {
         Self {
             code,
-            message: message.into(),
+            message: bounded(message),
             is_full: false,
             is_gone: false,
         }
@@ -148,15 +149,14 @@ impl From<SandboxError> for EnvdError {
             _ => RpcCode::Internal,
         };
         let is_full = error.kind() == SandboxErrorKind::StorageFull;
+        let message = match is_full {
+            true => "not enough disk space available".to_owned(),
+            false => error.to_string(),
+        };
         Self {
-            code,
-            message: if is_full {
-                "not enough disk space available".to_owned()
-            } else {
-                error.to_string()
-            },
             is_full,
             is_gone: error.kind() == SandboxErrorKind::Gone,
+            ..Self::new(code, message)
         }
     }
 }

@@ -23,6 +23,8 @@ use crate::body::{self, BodyError};
 
 /// Maximum size of a call.
 const CALL_BYTES: usize = 4 << 20;
+/// Maximum size of a tool's name, which responses repeat.
+const NAME_BYTES: usize = 512;
 /// Bytes charged for each byte of a call: small strings, parsed, are that much larger.
 const CALL_WEIGHT: usize = 8;
 /// How long a request body may make no progress.
@@ -71,6 +73,10 @@ pub(super) async fn execute(
         let detail = format!("the call is invalid: {error}");
         Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
     })?;
+    if call.tool_name.len() > NAME_BYTES {
+        let detail = "the name of the tool is too long";
+        return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
     let principal = served.principal(&owner, &call)?;
     let outcome = served.call(&owner, &principal, &call).await?;
     let (success, result, error) = match outcome {

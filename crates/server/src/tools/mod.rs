@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use self::leases::Leases;
 use crate::address;
-use crate::api_error::TOO_MANY_CONNECTIONS;
+use crate::api_error::{TOO_MANY_CONNECTIONS, bounded};
 use crate::connections;
 use crate::fleet::Fleet;
 
@@ -165,7 +165,7 @@ impl Refusal {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             status,
-            detail: detail.into(),
+            detail: bounded(detail),
             retry_after: None,
         }
     }

@@ -125,6 +125,28 @@ async fn the_memory_for_one_sandbox_is_limited() {
 }
 
 #[tokio::test]
+async fn a_refusal_does_not_repeat_a_long_request() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    let long = "\u{1}".repeat(100_000);
+    let mut refusals = Vec::new();
+    for message in [
+        json!({ "process": { "tag": long }, "signal": 9 }),
+        json!({ "process": { "pid": long }, "signal": 9 }),
+    ] {
+        let call = sandbox.call("process.Process/SendSignal", message);
+        refusals.push(call.await);
+    }
+    let body = Some(json!({ "templateID": long }));
+    refusals.push(server.control(Method::POST, "/v2/sandboxes", body).await);
+    for refused in refusals {
+        assert!(refused.status.is_client_error(), "{}", refused.status);
+        assert!(refused.body.len() < 60_000, "{}", refused.body.len());
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn the_head_of_a_request_is_limited() {
     let server = serve().await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();

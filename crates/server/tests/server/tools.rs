@@ -340,8 +340,9 @@ async fn failures_are_no_successes_and_say_why() {
         denied["error"],
         "Permission denied: code_executor.delete_file requires 'user' but user has 'guest'"
     );
-    for body in ["", "[]", "{\"tool_name\": 1}"] {
-        let refused = service.post("token", body).await;
+    let long_name = json!({"tool_name": "x".repeat(1000)}).to_string();
+    for body in ["", "[]", "{\"tool_name\": 1}", &long_name] {
+        let refused = service.post("token", body.to_owned()).await;
         assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{body}");
     }
     let large = service.post("token", vec![b' '; (4 << 20) + 1]).await;
