@@ -59,7 +59,7 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
             .await
             .is_err()
     {
-        return EnvdError::new(RpcCode::ResourceExhausted, TOO_MANY_CONNECTIONS).into_plain();
+        return EnvdError::exhausted(TOO_MANY_CONNECTIONS).into_plain();
     }
     let is_health_check = matches!(port, ENVD_PORT | INTERPRETER_PORT) && is_health_check(&request);
     let resumes = member.is_paused() && member.identity.spec.auto_resume;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cantle_core::sandbox::Sandbox;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::error::{EnvdError, RpcCode};
+use super::error::EnvdError;
 use crate::accounts::{
     Accounts, DESCRIPTORS_PER_COMMAND, Lease, MemoryAccount, MemoryCharge, Pool,
 };
@@ -39,7 +39,7 @@ impl SandboxAccount {
         let taken = self.descriptors.take(&self.owner, DESCRIPTORS_PER_COMMAND);
         taken.map_err(|_| {
             let message = "the server has reached its maximum number of open files: end commands";
-            EnvdError::new(RpcCode::ResourceExhausted, message)
+            EnvdError::exhausted(message)
         })
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::access::SandboxAccount;
-use super::error::{EnvdError, Result, RpcCode};
+use super::error::{EnvdError, Result};
 use super::path;
 use crate::accounts::Lease;
 use crate::random;
@@ -158,19 +158,15 @@ impl Contexts {
         if cwd.len() > MAX_PATH_BYTES {
             return Err(EnvdError::invalid("the path of the directory is too long"));
         }
-        let no_randomness = |_| {
-            let message = "the system has no source of randomness";
-            EnvdError::new(RpcCode::Internal, message)
-        };
         let info = ContextInfo {
-            id: random::text(ID_CHARS).map_err(no_randomness)?,
+            id: random::text(ID_CHARS, EnvdError::internal)?,
             language,
             cwd: path::resolve(&cwd, home)?.to_string(),
         };
         let mut table = self.table.lock();
         if table.len() >= MAX_CONTEXTS {
             let message = format!("the sandbox has {MAX_CONTEXTS} contexts: remove one first");
-            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+            return Err(EnvdError::exhausted(message));
         }
         table.insert(info.id.clone(), CodeContext::new(info.clone()));
         Ok(info)
@@ -183,10 +179,9 @@ impl Contexts {
         language: Option<&str>,
     ) -> Result<Arc<CodeContext>> {
         match (id, language) {
-            (Some(_), Some(_)) => {
-                let message = "only one of context_id and language can be provided";
-                Err(EnvdError::invalid(message))
-            }
+            (Some(_), Some(_)) => Err(EnvdError::invalid(
+                "only one of context_id and language can be provided",
+            )),
             (Some(id), None) => self.find(id),
             (None, language) => {
                 let (id, _) = Language::parse(language.unwrap_or("python"))?;

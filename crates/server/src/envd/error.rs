@@ -4,6 +4,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use cantle_core::sandbox::{InvalidPath, SandboxError, SandboxErrorKind};
 use http::StatusCode;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::accounts::MemoryExhausted;
@@ -12,7 +13,8 @@ use crate::body::BodyError;
 use crate::tasks::Interrupted;
 
 /// The Connect RPC error codes in use (<https://connectrpc.com/docs/protocol/#error-codes>).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum RpcCode {
     Unknown,
     InvalidArgument,
@@ -28,22 +30,6 @@ pub(crate) enum RpcCode {
 }
 
 impl RpcCode {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::InvalidArgument => "invalid_argument",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::NotFound => "not_found",
-            Self::AlreadyExists => "already_exists",
-            Self::PermissionDenied => "permission_denied",
-            Self::ResourceExhausted => "resource_exhausted",
-            Self::Unimplemented => "unimplemented",
-            Self::Internal => "internal",
-            Self::Unavailable => "unavailable",
-            Self::Unauthenticated => "unauthenticated",
-        }
-    }
-
     pub(crate) fn status(self) -> StatusCode {
         match self {
             Self::Unknown | Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -91,13 +77,21 @@ impl EnvdError {
         Self::new(RpcCode::InvalidArgument, message)
     }
 
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(RpcCode::Internal, message)
+    }
+
+    pub(crate) fn exhausted(message: impl Into<String>) -> Self {
+        Self::new(RpcCode::ResourceExhausted, message)
+    }
+
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::new(RpcCode::NotFound, message)
     }
 
     /// The JSON body of a Connect RPC error.
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        json!({ "code": self.code.as_str(), "message": self.message })
+        json!({ "code": self.code, "message": self.message })
     }
 
     /// The response to a unary Connect RPC call.
@@ -169,7 +163,7 @@ impl From<InvalidPath> for EnvdError {
 
 impl From<MemoryExhausted> for EnvdError {
     fn from(error: MemoryExhausted) -> Self {
-        Self::new(RpcCode::ResourceExhausted, error.to_string())
+        Self::exhausted(error.to_string())
     }
 }
 

@@ -8,7 +8,7 @@ use cantle_core::sandbox::{
 };
 
 use super::access::SandboxUse;
-use super::error::{EnvdError, Result, RpcCode};
+use super::error::{EnvdError, Result};
 use crate::accounts::MemoryCharge;
 
 /// Time limit of a helper program.
@@ -47,8 +47,7 @@ where
                 return;
             }
             let charged = if stdout.len() + chunk.bytes.len() > limit_bytes {
-                let message = "the output is too large";
-                Err(EnvdError::new(RpcCode::ResourceExhausted, message))
+                Err(EnvdError::exhausted("the output is too large"))
             } else {
                 charge.grow(chunk.bytes.len()).map_err(EnvdError::from)
             };

@@ -191,10 +191,9 @@ impl Fleet {
         }
         let backend = self.backend(&spec.template)?;
         let place = self.take_place(&owner)?;
-        let randomness_failed = |_| ApiError::internal("the system has no source of randomness");
         let identity = SandboxIdentity {
-            id: format!("i{}", random::text(ID_CHARS).map_err(randomness_failed)?),
-            token: random::text(TOKEN_CHARS).map_err(randomness_failed)?.into(),
+            id: format!("i{}", random::text(ID_CHARS, ApiError::internal)?),
+            token: random::text(TOKEN_CHARS, ApiError::internal)?.into(),
             owner,
             run: RunId::new(),
             started_at: Timestamp::now(),

@@ -15,7 +15,7 @@ use super::events::Events;
 use super::{process, read};
 use crate::envd::RunningSandbox;
 use crate::envd::contexts::{Contexts, Language};
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 
 /// A request to execute code.
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ pub(super) async fn execute(
     let permit = Arc::clone(&contexts.executions).try_acquire_owned();
     let permit = permit.map_err(|_| {
         let message = "the sandbox executes too much code at once: wait for an execution to end";
-        EnvdError::new(RpcCode::ResourceExhausted, message)
+        EnvdError::exhausted(message)
     })?;
     let (request, charge) = read::<ExecuteRequest>(live, body).await?;
     let context = contexts.select(request.context_id.as_deref(), request.language.as_deref())?;

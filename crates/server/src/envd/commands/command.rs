@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::messages::{self, ProcessConfig};
 use crate::accounts::MemoryCharge;
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 
 /// Maximum output bytes of one event.
 const CHUNK_BYTES: usize = 32 * 1024;
@@ -207,12 +207,10 @@ impl RunningCommand {
             let mut stdin = self.stdin.lock().await;
             let Some(stdin) = stdin.as_mut() else {
                 let message = "stdin is closed, or the process was started without it";
-                return Err(EnvdError::new(RpcCode::Internal, message));
+                return Err(EnvdError::internal(message));
             };
             stdin.write(data).await.map_err(|error| match error.kind() {
-                SandboxErrorKind::Closed => {
-                    EnvdError::new(RpcCode::Internal, "the process has closed its stdin")
-                }
+                SandboxErrorKind::Closed => EnvdError::internal("the process has closed its stdin"),
                 _ => error.into(),
             })
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use self::command::RunningCommand;
 use self::messages::{ProcessInfo, Selector};
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 
 /// How long a command can be queried after its end.
 const RETENTION: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ impl Commands {
                 "the sandbox has reached its maximum number of running commands ({})",
                 self.max
             );
-            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+            return Err(EnvdError::exhausted(message));
         }
         table.starting += 1;
         Ok(CommandSlot(self))

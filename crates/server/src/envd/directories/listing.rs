@@ -10,7 +10,7 @@ use cantle_core::sandbox::{FileInfo, FileKind, SandboxErrorKind, SandboxPath};
 use jiff::Timestamp;
 
 use crate::accounts::MemoryCharge;
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 use crate::envd::{SandboxUse, helper};
 use crate::tasks;
 
@@ -216,8 +216,9 @@ async fn by_backend(sandbox: &SandboxUse, path: &SandboxPath, depth: u32) -> Res
         };
         for child in children {
             if entries.len() >= MAX_ENTRIES {
-                let message = "the directory has too many entries to list";
-                return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+                return Err(EnvdError::exhausted(
+                    "the directory has too many entries to list",
+                ));
             }
             let name = child.path.relative_bytes();
             let separator: &[u8] = if below.is_empty() { b"" } else { b"/" };

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::listing::Listing;
 use crate::accounts::MemoryCharge;
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 
 /// A watcher that is not queried for this long is removed.
 const WATCHER_EXPIRY: Duration = Duration::from_secs(60 * 60);
@@ -103,7 +103,7 @@ impl Watchers {
             "the sandbox has reached its maximum number of watched directories ({})",
             self.max
         );
-        Err(EnvdError::new(RpcCode::ResourceExhausted, message))
+        Err(EnvdError::exhausted(message))
     }
 
     pub(crate) fn find(&self, id: &str) -> Result<Arc<BufferedWatcher>> {

@@ -18,7 +18,7 @@ use super::check_directory;
 use crate::envd::RunningSandbox;
 use crate::envd::directories::listing::{self, StartLink};
 use crate::envd::directories::watchers::{BufferedWatcher, WatchedDirectory};
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 use crate::envd::path;
 use crate::envd::rpc::{
     self, CallTimes, Empty, LargeMessage, StreamItem, StreamItems, envelope, json as protobuf,
@@ -89,9 +89,7 @@ pub(super) async fn create(
 ) -> Result<CreateWatcherResponse> {
     live.watchers.check_quota(&mut live.watchers.table())?;
     let watched = watch(live, &request).await?;
-    let randomness_failed =
-        |_| EnvdError::new(RpcCode::Internal, "the system has no source of randomness");
-    let watcher_id = format!("w{}", random::text(20).map_err(randomness_failed)?);
+    let watcher_id = format!("w{}", random::text(20, EnvdError::internal)?);
     let watcher = Arc::new(BufferedWatcher::new(watched));
     let mut table = live.watchers.table();
     live.watchers.check_quota(&mut table)?;

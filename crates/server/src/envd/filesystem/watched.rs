@@ -16,7 +16,7 @@ use crate::envd::RunningSandbox;
 use crate::envd::directories::changes::{self, Change};
 use crate::envd::directories::listing::{self, ListedEntry, Listing, StartLink};
 use crate::envd::directories::watchers::WatchedDirectory;
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 use crate::tasks;
 
 /// Minimum interval between two listings. It is longer if listings take long or the sandbox has many watchers: all
@@ -169,7 +169,7 @@ impl WatchedDirectory {
                     change: change.as_str(),
                     entry: described,
                 };
-                let failed = |error| EnvdError::new(RpcCode::Internal, format!("{error}"));
+                let failed = |error| EnvdError::internal(format!("{error}"));
                 let event = serde_json::value::to_raw_value(&event).map_err(failed)?;
                 charge.grow(event_bytes(&event))?;
                 events.push(event);

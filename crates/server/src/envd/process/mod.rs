@@ -124,11 +124,10 @@ async fn write(command: &RunningCommand, input: Input) -> Result<()> {
     let data = match (input.stdin, input.pty) {
         (Some(_), _) if command.is_pty => {
             let message = "the process has a terminal: send input to the terminal, not to stdin";
-            return Err(EnvdError::new(RpcCode::Internal, message));
+            return Err(EnvdError::internal(message));
         }
         (None, Some(_)) if !command.is_pty => {
-            let message = "the process has no terminal";
-            return Err(EnvdError::new(RpcCode::Internal, message));
+            return Err(EnvdError::internal("the process has no terminal"));
         }
         (Some(data), _) | (None, Some(data)) => data,
         (None, None) => return Err(EnvdError::invalid("the request has no input")),
@@ -150,10 +149,7 @@ async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> 
     let command = live.commands.find_running(&request.process)?;
     if let Some(pty) = request.pty {
         if !command.is_pty {
-            return Err(EnvdError::new(
-                RpcCode::Internal,
-                "the process has no terminal",
-            ));
+            return Err(EnvdError::internal("the process has no terminal"));
         }
         let size = start::pty_size(pty.size.as_ref());
         command

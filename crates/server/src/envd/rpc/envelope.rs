@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::MESSAGE_BYTES;
 use crate::accounts::MemoryCharge;
 use crate::body;
-use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::error::{EnvdError, Result};
 
 /// Flag of a stream's last envelope.
 pub(crate) const END_STREAM: u8 = 0b10;
@@ -91,7 +91,7 @@ impl EnvelopeReader {
         }
         if length > MESSAGE_BYTES {
             let message = format!("a message may have at most {MESSAGE_BYTES} bytes");
-            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+            return Err(EnvdError::exhausted(message));
         }
         if head.len() < length {
             return Ok(None);
@@ -108,6 +108,7 @@ mod tests {
 
     use super::*;
     use crate::accounts::{MemoryAccount, Pool};
+    use crate::envd::error::RpcCode;
     use crate::keys::Keys;
 
     async fn read(chunks: Vec<Vec<u8>>) -> Result<Vec<Bytes>, RpcCode> {
