@@ -16,7 +16,7 @@ use cantle_core::principal::PrincipalId;
 
 /// Descriptors that an idle sandbox, and a running command with its input, hold open in the local backend.
 pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 5;
-pub(crate) const DESCRIPTORS_PER_COMMAND: usize = 4;
+const DESCRIPTORS_PER_COMMAND: usize = 4;
 /// Eighths of the descriptors: for sandboxes and commands, and for connections, each of which may need
 /// another one for a file. One eighth is left for everything else.
 const SANDBOX_EIGHTHS: usize = 5;
@@ -195,29 +195,25 @@ impl Drop for Lease {
     }
 }
 
-/// The memory that one sandbox, or the control plane for one owner, may keep.
+/// The account of an owner, or of one of its sandboxes.
 #[derive(Clone)]
-pub(crate) struct MemoryAccount {
-    /// The sandbox's own budget.
-    sandbox: Option<Arc<Pool>>,
-    all: Arc<Pool>,
+pub(crate) struct Account {
+    accounts: Arc<Accounts>,
     owner: PrincipalId,
+    /// The memory of a sandbox.
+    sandbox: Option<Arc<Pool>>,
 }
 
-impl MemoryAccount {
-    pub(crate) fn new(accounts: &Accounts, owner: &PrincipalId) -> Self {
-        Self::of_pool(&accounts.memory, owner)
-    }
-
-    pub(crate) fn of_pool(all: &Arc<Pool>, owner: &PrincipalId) -> Self {
+impl Account {
+    pub(crate) fn new(accounts: &Arc<Accounts>, owner: &PrincipalId) -> Self {
         Self {
-            sandbox: None,
-            all: Arc::clone(all),
+            accounts: Arc::clone(accounts),
             owner: owner.clone(),
+            sandbox: None,
         }
     }
 
-    /// Bounds the account of a sandbox.
+    /// Bounds the memory of a sandbox.
     pub(crate) fn with_limit(mut self, bytes: usize) -> Self {
         self.sandbox = Some(Pool::new(bytes, bytes, &Keys::default()));
         self
@@ -230,34 +226,46 @@ impl MemoryAccount {
             bytes: 0,
         }
     }
+
+    /// Takes the descriptors of a command.
+    pub(crate) fn take_descriptors(&self) -> Result<Lease, ResourceExhausted> {
+        let descriptors = &self.accounts.descriptors;
+        let taken = descriptors.take(&self.owner, DESCRIPTORS_PER_COMMAND);
+        taken.map_err(|_| ResourceExhausted::Descriptors)
+    }
 }
 
 /// Bytes charged to an account, returned on drop.
 pub(crate) struct MemoryCharge {
-    account: MemoryAccount,
+    account: Account,
     bytes: usize,
 }
 
-/// The memory of a sandbox, of its key or of the server is used up.
+/// What a request needs is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the server keeps too much for this {0}: end commands, watchers or requests, or retry later"
-)]
-pub(crate) struct MemoryExhausted(&'static str);
+pub(crate) enum ResourceExhausted {
+    /// The memory of a sandbox, or of its key or of the server.
+    #[error(
+        "the server keeps too much for this {0}: end commands, watchers or requests, or retry later"
+    )]
+    Memory(&'static str),
+    #[error("the server has reached its maximum number of open files: end commands")]
+    Descriptors,
+}
 
 impl MemoryCharge {
     /// Charges more bytes.
-    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), ResourceExhausted> {
         let account = &self.account;
         if let Some(sandbox) = &account.sandbox {
             let added = sandbox.add(&account.owner, bytes);
-            added.map_err(|_| MemoryExhausted("sandbox"))?;
+            added.map_err(|_| ResourceExhausted::Memory("sandbox"))?;
         }
-        if account.all.add(&account.owner, bytes).is_err() {
+        if account.accounts.memory.add(&account.owner, bytes).is_err() {
             if let Some(sandbox) = &account.sandbox {
                 sandbox.release(&account.owner, bytes);
             }
-            return Err(MemoryExhausted("key"));
+            return Err(ResourceExhausted::Memory("key"));
         }
         self.bytes += bytes;
         Ok(())
@@ -276,7 +284,7 @@ impl MemoryCharge {
     }
 
     /// Changes the charge to `bytes`.
-    pub(crate) fn set(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
+    pub(crate) fn set(&mut self, bytes: usize) -> Result<(), ResourceExhausted> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes);
         }
@@ -292,7 +300,7 @@ impl MemoryCharge {
         if let Some(sandbox) = &account.sandbox {
             sandbox.release(&account.owner, bytes);
         }
-        account.all.release(&account.owner, bytes);
+        account.accounts.memory.release(&account.owner, bytes);
     }
 }
 
@@ -350,17 +358,21 @@ mod tests {
     #[test]
     fn a_charge_is_bounded_by_sandbox_and_key() {
         let (keys, one, _) = owners();
-        let all = Pool::new(100, 100, &keys);
-        let account = MemoryAccount::of_pool(&all, &one);
+        let limits = ServerLimits {
+            memory_bytes: 100,
+            ..ServerLimits::default()
+        };
+        let accounts = Arc::new(Accounts::new(&limits, &keys));
+        let account = Account::new(&accounts, &one);
         let sandbox = account.clone().with_limit(50);
         let mut charge = sandbox.charge();
-        assert_eq!(charge.grow(51), Err(MemoryExhausted("sandbox")));
+        assert_eq!(charge.grow(51), Err(ResourceExhausted::Memory("sandbox")));
         charge.grow(50).unwrap();
         let mut other = account.with_limit(50).charge();
-        assert_eq!(other.grow(26), Err(MemoryExhausted("key")));
+        assert_eq!(other.grow(26), Err(ResourceExhausted::Memory("key")));
         charge.shrink(10);
         other.grow(26).unwrap();
         drop((charge, other));
-        assert_eq!(all.usage.lock().total, 0);
+        assert_eq!(accounts.memory.used(), 0);
     }
 }

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
-use crate::accounts::{MemoryCharge, MemoryExhausted};
+use crate::accounts::{MemoryCharge, ResourceExhausted};
 
 /// Failure to read a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,7 +21,7 @@ pub(crate) enum BodyError {
     #[error("the connection ended within the body")]
     Disconnected,
     #[error(transparent)]
-    Memory(#[from] MemoryExhausted),
+    Memory(#[from] ResourceExhausted),
 }
 
 /// Returns the next bytes of a body, or `None` at its end.

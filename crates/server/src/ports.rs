@@ -61,8 +61,8 @@ pub(crate) async fn forward(
         .acquire()
         .map_err(|error| Unanswered::new(StatusCode::BAD_GATEWAY, error))?;
     let descriptors = sandbox.account.take_descriptors();
-    let descriptors = descriptors
-        .map_err(|error| Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error.message))?;
+    let descriptors =
+        descriptors.map_err(|error| Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error))?;
     let connection = sandbox.connect(port).await.map_err(|error| {
         let status = match error.kind() {
             SandboxErrorKind::Unavailable => StatusCode::TOO_MANY_REQUESTS,

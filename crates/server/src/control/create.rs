@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::idempotency::{IdempotencyCache, IdempotencyState};
 use super::{Client, ControlState, network, parse, read, responses};
-use crate::accounts::MemoryAccount;
+use crate::accounts::Account;
 use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, SandboxSpec};
 
@@ -69,7 +69,7 @@ async fn create(
     request: Body,
     default_lifetime: Duration,
 ) -> ApiResult<Response> {
-    let mut kept = MemoryAccount::new(&fleet.accounts, &owner).charge();
+    let mut kept = Account::new(&fleet.accounts, &owner).charge();
     let bytes = read(request, &mut kept).await?;
     let pending = match idempotency_key(headers)? {
         None => None,

@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::idempotency::IdempotencyCache;
-use crate::accounts::{MemoryAccount, MemoryCharge};
+use crate::accounts::{Account, MemoryCharge};
 use crate::address;
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::{self, BodyError};
@@ -98,7 +98,7 @@ impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
 
     async fn from_request(request: Request<Body>, state: &ControlState) -> ApiResult<Self> {
         let owner = request.extensions().get().ok_or_else(unauthorized)?;
-        let mut charge = MemoryAccount::new(&state.fleet.accounts, owner).charge();
+        let mut charge = Account::new(&state.fleet.accounts, owner).charge();
         parse(&read(request.into_body(), &mut charge).await?).map(Self)
     }
 }

@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::access::SandboxAccount;
 use super::error::{EnvdError, Result};
 use super::path;
-use crate::accounts::Lease;
+use crate::accounts::{Account, Lease};
 use crate::random;
 
 /// Maximum number of contexts of a sandbox, and of executions at once.
@@ -103,9 +102,8 @@ impl CodeContext {
     }
 
     /// Takes the descriptors of its interpreter, unless it has them.
-    pub(crate) fn take_descriptors(&self, account: &SandboxAccount) -> Result<()> {
-        let descriptors = self.descriptors.lock();
-        let mut descriptors = descriptors;
+    pub(crate) fn take_descriptors(&self, account: &Account) -> Result<()> {
+        let mut descriptors = self.descriptors.lock();
         if descriptors.is_none() {
             *descriptors = Some(account.take_descriptors()?);
         }

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::accounts::MemoryExhausted;
+use crate::accounts::ResourceExhausted;
 use crate::api_error::bounded;
 use crate::body::BodyError;
 use crate::tasks::Interrupted;
@@ -161,8 +161,8 @@ impl From<InvalidPath> for EnvdError {
     }
 }
 
-impl From<MemoryExhausted> for EnvdError {
-    fn from(error: MemoryExhausted) -> Self {
+impl From<ResourceExhausted> for EnvdError {
+    fn from(error: ResourceExhausted) -> Self {
         Self::exhausted(error.to_string())
     }
 }

@@ -7,7 +7,7 @@ use cantle_core::sandbox::{
     Channel, Exit, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
 };
 
-use super::access::SandboxUse;
+use super::SandboxUse;
 use super::error::{EnvdError, Result};
 use crate::accounts::MemoryCharge;
 

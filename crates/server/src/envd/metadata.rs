@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use cantle_core::sandbox::{MAX_ATTRIBUTES_BYTES, SandboxErrorKind, SandboxPath};
 use http::HeaderMap;
 
-use super::access::SandboxUse;
+use super::SandboxUse;
 use super::error::{EnvdError, Result};
-use crate::accounts::{MemoryCharge, MemoryExhausted};
+use crate::accounts::{MemoryCharge, ResourceExhausted};
 
 const PREFIX: &str = "x-metadata-";
 /// Of the names of extended attributes.
@@ -33,7 +33,7 @@ impl MetadataTable {
         &mut self,
         path: &SandboxPath,
         values: BTreeMap<String, String>,
-    ) -> Result<(), MemoryExhausted> {
+    ) -> Result<(), ResourceExhausted> {
         if !values.is_empty() {
             self.charge.grow(size_bytes(path, &values))?;
         }
@@ -163,16 +163,20 @@ impl Metadata {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::accounts::{Account, Accounts};
+    use crate::keys::Keys;
+    use crate::settings::ServerLimits;
 
     #[test]
     fn metadata_follows_its_file() {
         let path = |text: &str| SandboxPath::new(text).unwrap();
         let values = BTreeMap::from([("author".to_owned(), "me".to_owned())]);
-        let settings = crate::settings::ServerLimits::default();
-        let keys = crate::keys::Keys::default();
-        let all = crate::accounts::Pool::new(settings.memory_bytes, settings.memory_bytes, &keys);
-        let account = crate::accounts::MemoryAccount::of_pool(&all, &keys.owner("any").unwrap());
+        let keys = Keys::default();
+        let accounts = Arc::new(Accounts::new(&ServerLimits::default(), &keys));
+        let account = Account::new(&accounts, &keys.owner("any").unwrap());
         let metadata = Metadata::new(account.charge());
         metadata.set(&path("/a/b"), values.clone()).unwrap();
         metadata.rename(&path("/a"), &path("/c"));
@@ -180,6 +184,6 @@ mod tests {
         assert_eq!(metadata.get(&path("/a/b")), BTreeMap::new());
         metadata.remove(&path("/c"));
         assert_eq!(metadata.get(&path("/c/b")), BTreeMap::new());
-        assert_eq!(all.used(), 0);
+        assert_eq!(accounts.memory.used(), 0);
     }
 }

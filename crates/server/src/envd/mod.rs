@@ -29,7 +29,7 @@ use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use serde_json::json;
 
-pub(crate) use self::access::{SandboxAccount, SandboxUse};
+pub(crate) use self::access::SandboxUse;
 use self::error::{Result, SandboxGone, plain};
 use self::files::FileQuery;
 pub(crate) use self::running::RunningSandbox;

@@ -10,13 +10,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::access::{SandboxAccount, SandboxUse};
+use super::access::SandboxUse;
 use super::commands::Commands;
 use super::contexts::Contexts;
 use super::directories::uploads::Uploads;
 use super::directories::watchers::Watchers;
 use super::metadata::Metadata;
-use crate::accounts::Accounts;
+use crate::accounts::{Account, Accounts};
 use crate::settings::Settings;
 use crate::tasks::Tasks;
 use cantle_core::principal::PrincipalId;
@@ -40,7 +40,7 @@ pub(crate) struct RunningSandbox {
     pub(crate) metadata: Metadata,
     /// Tasks that end with the sandbox.
     pub(crate) tasks: Tasks,
-    pub(crate) account: SandboxAccount,
+    pub(crate) account: Account,
     /// Maximum duration of an execution of code.
     pub(crate) max_execution: Duration,
     opened: Mutex<Option<OpenedSandbox>>,
@@ -58,7 +58,7 @@ impl RunningSandbox {
     pub(crate) fn new(
         sandbox: Arc<dyn Sandbox>,
         settings: &Settings,
-        accounts: &Accounts,
+        accounts: &Arc<Accounts>,
         owner: &PrincipalId,
     ) -> Self {
         let limits = &settings.limits;
@@ -67,7 +67,7 @@ impl RunningSandbox {
             let session = interpreter.open_session(Arc::clone(&sandbox));
             Arc::new(Contexts::new(session, &home))
         });
-        let account = SandboxAccount::new(accounts, owner, limits.memory_bytes_per_sandbox);
+        let account = Account::new(accounts, owner).with_limit(limits.memory_bytes_per_sandbox);
         Self {
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -95,14 +95,11 @@ impl RunningSandbox {
     /// [`SandboxErrorKind::Closed`] if it has ended.
     pub(crate) fn acquire(&self) -> Result<SandboxUse, SandboxError> {
         match &*self.opened.lock() {
-            Some(OpenedSandbox { sandbox, .. }) if !self.ended.is_cancelled() => {
-                let account = self.account.clone();
-                Ok(SandboxUse::new(
-                    Arc::clone(sandbox),
-                    account,
-                    self.uses.token(),
-                ))
-            }
+            Some(OpenedSandbox { sandbox, .. }) if !self.ended.is_cancelled() => Ok(SandboxUse {
+                account: self.account.clone(),
+                sandbox: Arc::clone(sandbox),
+                _token: self.uses.token(),
+            }),
             _ => {
                 let message = "the sandbox has ended";
                 Err(SandboxError::new(SandboxErrorKind::Closed, message))

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::access::SandboxUse;
+use super::SandboxUse;
 use super::error::Result;
 use super::helper;
 

@@ -30,9 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
 use self::store::{PausedRecord, Store};
-use crate::accounts::{
-    Accounts, DESCRIPTORS_PER_SANDBOX, Exhausted, Lease, MemoryAccount, MemoryCharge,
-};
+use crate::accounts::{Account, Accounts, DESCRIPTORS_PER_SANDBOX, Exhausted, Lease, MemoryCharge};
 use crate::api_error::{ApiError, ApiResult};
 use crate::envd::RunningSandbox;
 use crate::error::{ServeError, ServeErrorKind};
@@ -99,7 +97,7 @@ impl Fleet {
             for record in loaded.records {
                 let paused = SandboxState::Paused(record.handle);
                 let identity = record.identity;
-                let mut kept = MemoryAccount::new(&accounts, &identity.owner).charge();
+                let mut kept = Account::new(&accounts, &identity.owner).charge();
                 // What an earlier server accepted is kept in any case.
                 let _ = kept.grow(serde_json::to_vec(&identity.spec).map_or(0, |spec| spec.len()));
                 let member = Member::new(identity, paused, kept);
@@ -562,7 +560,7 @@ mod tests {
             },
         };
         let handle = SandboxHandle::new("none", "");
-        let kept = MemoryAccount::new(&fleet.accounts, &identity.owner).charge();
+        let kept = Account::new(&fleet.accounts, &identity.owner).charge();
         let member = Member::new(identity, SandboxState::Paused(handle), kept);
         (fleet, Arc::new(member))
     }

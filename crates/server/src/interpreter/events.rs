@@ -11,8 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::accounts::MemoryCharge;
-use crate::envd::SandboxAccount;
+use crate::accounts::{Account, MemoryCharge};
 
 /// Events that wait for the client.
 const QUEUED_EVENTS: usize = 4;
@@ -40,7 +39,7 @@ pub(super) type Line = Result<(Bytes, MemoryCharge), std::io::Error>;
 /// Sends the events of one execution.
 pub(super) struct Events {
     lines: mpsc::Sender<Line>,
-    account: SandboxAccount,
+    account: Account,
     buffer: MemoryCharge,
     /// How long the client may read nothing.
     idle: Duration,
@@ -54,7 +53,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) fn new(
-        account: &SandboxAccount,
+        account: &Account,
         idle: Duration,
         cancellation: CancellationToken,
     ) -> (Self, mpsc::Receiver<Line>) {

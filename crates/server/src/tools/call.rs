@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::leases::{ActiveCall, Leased};
 use super::{Refusal, ServedTools};
-use crate::accounts::MemoryAccount;
+use crate::accounts::Account;
 use crate::body::{self, BodyError};
 
 /// Maximum size of a call.
@@ -57,7 +57,7 @@ pub(super) async fn execute(
 ) -> Result<Json<ToolResult>, Refusal> {
     let (head, body) = request.into_parts();
     let owner = served.authenticate(&Request::from_parts(head, ())).await?;
-    let mut charge = MemoryAccount::new(&served.fleet.accounts, &owner).charge();
+    let mut charge = Account::new(&served.fleet.accounts, &owner).charge();
     let body = body::read_all(body, CALL_BYTES, IDLE, &mut charge, CALL_WEIGHT).await;
     let body = body.map_err(|error| match error {
         BodyError::TooLarge { .. } => {

@@ -248,14 +248,15 @@ impl RunningCommand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounts::{MemoryAccount, Pool};
+    use crate::accounts::{Account, Accounts};
     use crate::keys::Keys;
+    use crate::settings::ServerLimits;
 
     #[test]
     fn subscribers_of_a_silent_command_are_forgotten() {
         let keys = Keys::default();
-        let pool = Pool::new(1, 1, &keys);
-        let kept = MemoryAccount::of_pool(&pool, &keys.owner("any").unwrap()).charge();
+        let accounts = Accounts::new(&ServerLimits::default(), &keys);
+        let kept = Account::new(&Arc::new(accounts), &keys.owner("any").unwrap()).charge();
         let (config, kill) = (ProcessConfig::default(), CancellationToken::new());
         let (command, _requests) = RunningCommand::new(1, None, config, false, None, kill, kept);
         let first = command.subscribe();

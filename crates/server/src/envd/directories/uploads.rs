@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use cantle_core::sandbox::SandboxPath;
 use tokio::time::Instant;
 
-use crate::accounts::{MemoryCharge, MemoryExhausted};
+use crate::accounts::{MemoryCharge, ResourceExhausted};
 
 /// Uploads that are remembered. Watchers that list later miss one event.
 const MAX_UPLOADS: usize = 256;
@@ -39,7 +39,7 @@ impl Uploads {
         &self,
         path: &SandboxPath,
         mut charge: MemoryCharge,
-    ) -> Result<UploadGuard, MemoryExhausted> {
+    ) -> Result<UploadGuard, ResourceExhausted> {
         charge.grow(UPLOAD_BYTES + path.relative_bytes().len())?;
         let upload = Arc::new(Upload {
             path: path.clone(),

@@ -104,18 +104,21 @@ impl EnvelopeReader {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures_util::stream;
 
     use super::*;
-    use crate::accounts::{MemoryAccount, Pool};
+    use crate::accounts::{Account, Accounts};
     use crate::envd::error::RpcCode;
     use crate::keys::Keys;
+    use crate::settings::ServerLimits;
 
     async fn read(chunks: Vec<Vec<u8>>) -> Result<Vec<Bytes>, RpcCode> {
         let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
         let keys = Keys::default();
-        let pool = Pool::new(MESSAGE_BYTES, MESSAGE_BYTES, &keys);
-        let charge = MemoryAccount::of_pool(&pool, &keys.owner("any").unwrap()).charge();
+        let accounts = Accounts::new(&ServerLimits::default(), &keys);
+        let charge = Account::new(&Arc::new(accounts), &keys.owner("any").unwrap()).charge();
         let body = Body::from_stream(chunks);
         let mut envelopes = EnvelopeReader::new(body, Duration::from_secs(5), charge, 1);
         let mut messages = Vec::new();

@@ -18,9 +18,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::envelope::{END_STREAM, EnvelopeReader};
-use super::access::SandboxAccount;
 use super::error::{EnvdError, Result, RpcCode};
-use crate::accounts::MemoryCharge;
+use crate::accounts::{Account, MemoryCharge};
 use crate::{body, tasks};
 
 /// Maximum size of a client's message; larger data belongs in a file.
@@ -95,7 +94,7 @@ pub(crate) struct RpcCall {
     body: Body,
     /// How long the body may make no progress.
     idle: Duration,
-    account: SandboxAccount,
+    account: Account,
     pub(crate) times: CallTimes,
 }
 
@@ -114,7 +113,7 @@ impl RpcCall {
         request: Request<Body>,
         kind: CallKind,
         idle: Duration,
-        account: &SandboxAccount,
+        account: &Account,
     ) -> Result<Self, Box<Response>> {
         check(&request, kind)?;
         let (head, body) = request.into_parts();
