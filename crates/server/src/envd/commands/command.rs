@@ -38,9 +38,12 @@ pub(crate) enum ProcessEvent {
 
 /// A request to a running command.
 pub(crate) enum ControlRequest {
-    Signal(Signal, oneshot::Sender<Result<(), SandboxError>>),
-    Resize(PtySize, oneshot::Sender<Result<(), SandboxError>>),
+    Signal(Signal),
+    Resize(PtySize),
 }
+
+/// A request and the receiver of its result.
+pub(crate) type ControlCall = (ControlRequest, oneshot::Sender<Result<(), SandboxError>>);
 
 /// A command that was started; it may have ended.
 pub(crate) struct RunningCommand {
@@ -52,22 +55,13 @@ pub(crate) struct RunningCommand {
     pub(crate) kill: CancellationToken,
     /// Cancelled when the command has ended.
     pub(crate) ended: CancellationToken,
-    pub(crate) requests: mpsc::Sender<ControlRequest>,
+    requests: mpsc::Sender<ControlCall>,
     stdin: tokio::sync::Mutex<Option<Box<dyn ProcessStdin>>>,
     subscribers: Mutex<Vec<mpsc::Sender<ProcessEvent>>>,
     /// Time and event of the end.
     end: watch::Sender<Option<(Instant, ProcessEvent)>>,
     /// The memory of `config` and `tag`.
     _kept: MemoryCharge,
-}
-
-/// The resources of a command's task.
-pub(crate) struct CommandParts {
-    pub(crate) process: Box<dyn Process>,
-    pub(crate) output: Option<OutputStream>,
-    pub(crate) requests: mpsc::Receiver<ControlRequest>,
-    /// How long a subscriber may read nothing.
-    pub(crate) idle_timeout: Duration,
 }
 
 impl RunningCommand {
@@ -80,7 +74,7 @@ impl RunningCommand {
         stdin: Option<Box<dyn ProcessStdin>>,
         kill: CancellationToken,
         kept: MemoryCharge,
-    ) -> (Arc<Self>, mpsc::Receiver<ControlRequest>) {
+    ) -> (Arc<Self>, mpsc::Receiver<ControlCall>) {
         let (requests, receiver) = mpsc::channel(4);
         let running = Self {
             pid,
@@ -119,27 +113,32 @@ impl RunningCommand {
         self.end.borrow().as_ref().map(|(at, _)| at.elapsed())
     }
 
-    /// Drives a command until it has ended and all subscribers have received its end.
+    /// Drives a command until it has ended and all subscribers have received its end, or have read nothing for the idle
+    /// time.
     ///
     /// # Errors
     /// If the sandbox ended first.
-    pub(crate) async fn drive(&self, parts: CommandParts) -> Result<(), SandboxError> {
-        let CommandParts {
-            mut process,
-            output,
-            requests,
-            idle_timeout,
-        } = parts;
+    pub(crate) async fn drive(
+        &self,
+        mut process: Box<dyn Process>,
+        output: Option<OutputStream>,
+        requests: mpsc::Receiver<ControlCall>,
+        idle_timeout: Duration,
+    ) -> Result<(), SandboxError> {
         let control = async {
+            // Dropped with the end of the command, which fails the requests that wait.
             let mut requests = requests;
             let exit = loop {
                 tokio::select! {
                     exit = process.wait() => break exit,
-                    Some(request) = requests.recv() => match request {
-                        // Sending fails if the requester is gone.
-                        ControlRequest::Signal(signal, done) => drop(done.send(process.signal(signal).await)),
-                        ControlRequest::Resize(size, done) => drop(done.send(process.resize(size).await)),
-                    },
+                    Some((request, done)) = requests.recv() => {
+                        let result = match request {
+                            ControlRequest::Signal(signal) => process.signal(signal).await,
+                            ControlRequest::Resize(size) => process.resize(size).await,
+                        };
+                        // Fails if the requester is gone.
+                        let _ = done.send(result);
+                    }
                 }
             };
             // Subscribers may read the rest of the output much later.
@@ -229,13 +228,10 @@ impl RunningCommand {
     }
 
     /// Sends a request to the command's task and waits for the result.
-    pub(crate) async fn request(
-        &self,
-        request: impl FnOnce(oneshot::Sender<Result<(), SandboxError>>) -> ControlRequest,
-    ) -> Result<()> {
+    pub(crate) async fn request(&self, request: ControlRequest) -> Result<()> {
         let (done, answer) = oneshot::channel();
         // Both fail if the command has ended.
-        let sent = self.requests.send(request(done)).await;
+        let sent = self.requests.send((request, done)).await;
         sent.map_err(|_| self.not_found())?;
         Ok(answer.await.map_err(|_| self.not_found())??)
     }

@@ -152,9 +152,7 @@ async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> 
             return Err(EnvdError::internal("the process has no terminal"));
         }
         let size = start::pty_size(pty.size.as_ref());
-        command
-            .request(|done| ControlRequest::Resize(size, done))
-            .await?;
+        command.request(ControlRequest::Resize(size)).await?;
     }
     Ok(Empty {})
 }
@@ -168,11 +166,7 @@ async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Resul
             // The next request must not find the process.
             let _ = timeout(KILL_TIMEOUT, command.ended.cancelled()).await;
         }
-        signal => {
-            command
-                .request(|done| ControlRequest::Signal(signal, done))
-                .await?;
-        }
+        signal => command.request(ControlRequest::Signal(signal)).await?,
     }
     Ok(Empty {})
 }

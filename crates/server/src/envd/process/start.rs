@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::envd::RunningSandbox;
-use crate::envd::commands::command::{CommandParts, ProcessEvent, RunningCommand};
+use crate::envd::commands::command::{ProcessEvent, RunningCommand};
 use crate::envd::commands::messages::{ProcessConfig, StartRequest, TerminalSize};
 use crate::envd::error::{EnvdError, Result};
 use crate::envd::{helper, path};
@@ -96,12 +96,7 @@ pub(crate) async fn start(
     let (command, requests) =
         RunningCommand::new(pid, tag, config, size.is_some(), input, kill, kept);
     let events = command.subscribe();
-    let parts = CommandParts {
-        process,
-        output,
-        requests,
-        idle_timeout: live.commands.idle_timeout,
-    };
+    let idle = live.commands.idle_timeout;
     live.commands.add(&command);
     drop(slot);
     let (ended, gone) = (live.ended.clone(), live.gone.clone());
@@ -109,7 +104,7 @@ pub(crate) async fn start(
         // Keeps the sandbox until the command has ended.
         let _held = (sandbox_use, descriptors);
         tokio::select! {
-            result = command.drive(parts) => if result.is_err() {
+            result = command.drive(process, output, requests, idle) => if result.is_err() {
                 gone.cancel();
             },
             () = ended.cancelled() => {}
