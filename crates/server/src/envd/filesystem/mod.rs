@@ -7,6 +7,7 @@ mod watched;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::{FileKind, SandboxErrorKind, SandboxPath};
@@ -87,31 +88,28 @@ pub(crate) async fn call(
         "Stat" => call.unary(|request| stat(live, request)).await,
         "MakeDir" => call.unary(|request| make_dir(live, request)).await,
         "Move" => call.unary(|request| rename(live, request)).await,
-        "ListDir" => call.unary_large(|request| list_dir(live, request)).await,
+        "ListDir" => call.unary(|request| list_dir(live, request)).await,
         "Remove" => call.unary(|request| remove(live, request)).await,
         "CreateWatcher" => call.unary(|request| watch::create(live, request)).await,
-        "GetWatcherEvents" => {
-            call.unary_large(|request| watch::events(live, request))
-                .await
-        }
+        "GetWatcherEvents" => call.unary(|request| watch::events(live, request)).await,
         _ => call.unary(|request| watch::remove(live, request)).await,
     }
 }
 
-async fn stat(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<EntryResponse> {
+async fn stat(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<EntryResponse>> {
     let path = path::resolve(&request.path, &live.home)?;
     entry_at(live, &path).await
 }
 
-async fn entry_at(live: &Arc<RunningSandbox>, path: &SandboxPath) -> Result<EntryResponse> {
+async fn entry_at(live: &Arc<RunningSandbox>, path: &SandboxPath) -> Result<Json<EntryResponse>> {
     let sandbox = live.acquire()?;
     match entry::describe(live, &sandbox, path).await? {
-        Some(entry) => Ok(EntryResponse { entry }),
+        Some(entry) => Ok(Json(EntryResponse { entry })),
         None => Err(EnvdError::not_found(format!("file not found: {path}"))),
     }
 }
 
-async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<EntryResponse> {
+async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<EntryResponse>> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
     let listed = listing::list(&sandbox, &path, StartLink::Follow, 0).await?;
@@ -130,7 +128,7 @@ async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<En
     entry_at(live, &path).await
 }
 
-async fn rename(live: &Arc<RunningSandbox>, request: MoveRequest) -> Result<EntryResponse> {
+async fn rename(live: &Arc<RunningSandbox>, request: MoveRequest) -> Result<Json<EntryResponse>> {
     let from = path::resolve(&request.source, &live.home)?;
     let to = path::resolve(&request.destination, &live.home)?;
     let sandbox = live.acquire()?;
@@ -161,7 +159,7 @@ async fn remove(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Empt
         Err(error) => return Err(error.into()),
     }
     live.metadata.remove(&path);
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 async fn list_dir(live: &Arc<RunningSandbox>, request: ListDirRequest) -> Result<LargeMessage> {

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use axum::Json;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::check_directory;
@@ -51,12 +52,6 @@ pub(super) struct WatcherRequest {
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct CreateWatcherResponse {
-    watcher_id: String,
-}
-
-#[derive(Debug, Serialize)]
 pub(super) struct EventsResponse {
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     events: VecDeque<Box<RawValue>>,
@@ -86,7 +81,7 @@ impl Drop for StreamSlot {
 pub(super) async fn create(
     live: &Arc<RunningSandbox>,
     request: WatchRequest,
-) -> Result<CreateWatcherResponse> {
+) -> Result<Json<Value>> {
     live.watchers.check_quota(&mut live.watchers.table())?;
     let watched = watch(live, &request).await?;
     let watcher_id = format!("w{}", random::text(20, EnvdError::internal)?);
@@ -97,7 +92,7 @@ pub(super) async fn create(
     drop(table);
     let collecting = collect(Arc::downgrade(live), Arc::downgrade(&watcher));
     live.tasks.spawn(collecting);
-    Ok(CreateWatcherResponse { watcher_id })
+    Ok(Json(json!({ "watcherId": watcher_id })))
 }
 
 /// Collects the events of a watcher until it is removed or the sandbox ends.
@@ -153,7 +148,7 @@ pub(super) async fn events(
 pub(super) async fn remove(live: &RunningSandbox, request: WatcherRequest) -> Result<Empty> {
     live.watchers.find(&request.watcher_id)?;
     live.watchers.table().by_id.remove(&request.watcher_id);
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 /// `WatchDir`.
@@ -173,7 +168,8 @@ pub(super) async fn stream(
         let (slot, mut watched) = watching?;
         loop {
             if let Some(event) = watched.next_unsent() {
-                let message = envelope::encode(&WatchMessage { filesystem: event });
+                let message = format!(r#"{{"filesystem":{event}}}"#);
+                let message = envelope::wrap(0, message.as_bytes());
                 return Some((StreamItem::Message(message), Some((slot, watched))));
             }
             let live = &slot.0;
@@ -189,10 +185,4 @@ pub(super) async fn stream(
     let start = envelope::encode(&json!({ "start": {} }));
     let keepalive = envelope::encode(&json!({ "keepalive": {} }));
     Ok(rpc::timed(start, keepalive, times, events))
-}
-
-/// `WatchDirResponse` with an event.
-#[derive(Debug, Serialize)]
-struct WatchMessage {
-    filesystem: Box<RawValue>,
 }

@@ -6,6 +6,7 @@ mod subscription;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::Signal;
@@ -60,7 +61,7 @@ pub(crate) async fn call(
         // The request has no fields.
         "List" => {
             let processes = live.commands.list();
-            rpc::unary(Ok(ListResponse { processes }))
+            Json(ListResponse { processes }).into_response()
         }
         "Update" => call.unary(|request| update(live, request)).await,
         "SendInput" => call.unary(|request| send_input(live, request)).await,
@@ -95,7 +96,7 @@ async fn connect(
 }
 
 /// Forwards a client's input stream until its end.
-async fn stream_input(live: &RunningSandbox, mut messages: EnvelopeReader) -> Result<Empty> {
+async fn stream_input(live: &RunningSandbox, mut messages: EnvelopeReader) -> Result<()> {
     let mut command: Option<Arc<RunningCommand>> = None;
     while let Some(message) = messages.next().await? {
         let message: StreamInputRequest = rpc::read(&message)?;
@@ -111,13 +112,13 @@ async fn stream_input(live: &RunningSandbox, mut messages: EnvelopeReader) -> Re
             write(command, data.input).await?;
         }
     }
-    Ok(Empty {})
+    Ok(())
 }
 
 async fn send_input(live: &RunningSandbox, request: SendInputRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     write(&command, request.input).await?;
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 async fn write(command: &RunningCommand, input: Input) -> Result<()> {
@@ -142,7 +143,7 @@ async fn close_stdin(live: &RunningSandbox, request: SelectRequest) -> Result<Em
         return Err(EnvdError::new(RpcCode::Unknown, message));
     }
     command.close_stdin().await;
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> {
@@ -154,7 +155,7 @@ async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> 
         let size = start::pty_size(pty.size.as_ref());
         command.request(ControlRequest::Resize(size)).await?;
     }
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Result<Empty> {
@@ -168,7 +169,7 @@ async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Resul
         }
         signal => command.request(ControlRequest::Signal(signal)).await?,
     }
-    Ok(Empty {})
+    Ok(Empty)
 }
 
 fn parse_signal(signal: Option<&SignalValue>) -> Result<Signal> {

@@ -44,8 +44,13 @@ pub(crate) enum StreamItem {
 }
 
 /// A response without fields.
-#[derive(Debug, Serialize)]
-pub(crate) struct Empty {}
+pub(crate) struct Empty;
+
+impl IntoResponse for Empty {
+    fn into_response(self) -> Response {
+        Json(serde_json::json!({})).into_response()
+    }
+}
 
 /// A large response to a unary call, charged until it is sent.
 pub(crate) struct LargeMessage {
@@ -68,7 +73,9 @@ impl LargeMessage {
             charge,
         })
     }
+}
 
+impl IntoResponse for LargeMessage {
     fn into_response(self) -> Response {
         let Self { json, charge } = self;
         let body = Full::from(json).map_frame(move |frame| {
@@ -136,25 +143,7 @@ impl RpcCall {
     pub(crate) async fn unary<T, U, F>(self, answer: impl FnOnce(T) -> F) -> Response
     where
         T: DeserializeOwned,
-        U: Serialize,
-        F: Future<Output = Result<U>>,
-    {
-        unary(self.answer_unary(answer).await)
-    }
-
-    /// Responds to a unary call with a large message.
-    pub(crate) async fn unary_large<T, F>(self, answer: impl FnOnce(T) -> F) -> Response
-    where
-        T: DeserializeOwned,
-        F: Future<Output = Result<LargeMessage>>,
-    {
-        let answered = self.answer_unary(answer).await;
-        answered.map_or_else(EnvdError::into_rpc, LargeMessage::into_response)
-    }
-
-    async fn answer_unary<T, U, F>(self, answer: impl FnOnce(T) -> F) -> Result<U>
-    where
-        T: DeserializeOwned,
+        U: IntoResponse,
         F: Future<Output = Result<U>>,
     {
         let answered = async {
@@ -169,7 +158,8 @@ impl RpcCall {
             let bytes = read_all.await?;
             answer(read(if bytes.is_empty() { b"{}" } else { &bytes })?).await
         };
-        limited(self.times.limit, answered).await
+        let answered = limited(self.times.limit, answered).await;
+        answered.map_or_else(EnvdError::into_rpc, U::into_response)
     }
 
     /// Responds to a server-streaming call.
@@ -191,21 +181,17 @@ impl RpcCall {
         answered.await.map_or_else(stream_error, stream_response)
     }
 
-    /// Responds to a client-streaming call.
-    pub(crate) async fn client_stream<U, F>(
-        self,
-        answer: impl FnOnce(EnvelopeReader) -> F,
-    ) -> Response
+    /// Responds to a client-streaming call, whose response has no fields.
+    pub(crate) async fn client_stream<F>(self, answer: impl FnOnce(EnvelopeReader) -> F) -> Response
     where
-        U: Serialize,
-        F: Future<Output = Result<U>>,
+        F: Future<Output = Result<()>>,
     {
         let charge = self.account.charge();
         let messages = EnvelopeReader::new(self.body, self.idle, charge, INPUT_WEIGHT);
         match limited(self.times.limit, answer(messages)).await {
             Err(error) => stream_error(error),
-            Ok(message) => {
-                let body = [envelope::encode(&message), end(Ok(()))].concat();
+            Ok(()) => {
+                let body = [envelope::wrap(0, b"{}"), end(Ok(()))].concat();
                 ([(header::CONTENT_TYPE, STREAMING_TYPE)], body).into_response()
             }
         }
@@ -270,12 +256,6 @@ fn keepalive(headers: &HeaderMap) -> Duration {
 pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes)
         .map_err(|error| EnvdError::invalid(format!("invalid message: {error}")))
-}
-
-/// The response to a unary call.
-pub(crate) fn unary<T: Serialize>(result: Result<T>) -> Response {
-    let response = result.map(|message| Json(message).into_response());
-    response.unwrap_or_else(EnvdError::into_rpc)
 }
 
 /// Streams `start`, then `items` up to the call's time limit, with a `keepalive` after each silence.
