@@ -7,11 +7,9 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 
-pub(crate) type ApiResult<T> = Result<T, ApiError>;
+use crate::connections::TooManyConnections;
 
-/// Message for a client whose connections are too many.
-pub(crate) const TOO_MANY_CONNECTIONS: &str =
-    "you have too many connections: close some, or reuse them";
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
 /// Maximum length of an error's message, which may repeat a part of the request.
 const MAX_MESSAGE_CHARS: usize = 8192;
@@ -71,12 +69,6 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, message)
     }
 
-    pub(crate) fn too_many_connections() -> Self {
-        let mut error = Self::quota_exceeded(TOO_MANY_CONNECTIONS);
-        error.is_temporary = true;
-        error
-    }
-
     pub(crate) fn stopping() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping")
     }
@@ -100,6 +92,15 @@ impl ApiError {
                 Self::bad_request(message)
             }
             _ => Self::internal(message).with_code("sandbox_create_failed"),
+        }
+    }
+}
+
+impl From<TooManyConnections> for ApiError {
+    fn from(error: TooManyConnections) -> Self {
+        Self {
+            is_temporary: true,
+            ..Self::quota_exceeded(error.to_string())
         }
     }
 }

@@ -168,6 +168,8 @@ async fn drive<A, F>(
 }
 
 /// The owner has too many connections.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("you have too many connections: close some, or reuse them")]
 pub(crate) struct TooManyConnections;
 
 /// Accounts the connection of a request, which is in its extensions, to the owner who authenticated it.
@@ -182,21 +184,8 @@ pub(crate) async fn admit(
     }
 }
 
-/// Keeps the place of a request's connection after the connection has been upgraded.
-pub(crate) struct Held {
-    _connection: Option<Arc<Connection>>,
-}
-
-impl Held {
-    pub(crate) fn of(request: &http::Extensions) -> Self {
-        Self {
-            _connection: request.get::<Arc<Connection>>().map(Arc::clone),
-        }
-    }
-}
-
-/// A connection.
-struct Connection {
+/// A connection. It is an extension of its requests.
+pub(crate) struct Connection {
     id: u64,
     accepted: Instant,
     new_connections: Arc<NewConnections>,

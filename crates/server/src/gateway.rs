@@ -14,7 +14,6 @@ use http::{HeaderValue, Method, Request, StatusCode, header};
 use serde_json::json;
 
 use crate::address::{ENVD_PORT, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
-use crate::api_error::TOO_MANY_CONNECTIONS;
 use crate::connections;
 use crate::envd;
 use crate::envd::error::{EnvdError, RpcCode};
@@ -55,11 +54,9 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     };
     let access = authorize(&member, port, &request);
     if access.is_ok()
-        && connections::admit(request.extensions(), &member.identity.owner)
-            .await
-            .is_err()
+        && let Err(error) = connections::admit(request.extensions(), &member.identity.owner).await
     {
-        return EnvdError::exhausted(TOO_MANY_CONNECTIONS).into_plain();
+        return EnvdError::exhausted(error.to_string()).into_plain();
     }
     let is_health_check = matches!(port, ENVD_PORT | INTERPRETER_PORT) && is_health_check(&request);
     let resumes = member.is_paused() && member.identity.spec.auto_resume;
@@ -75,17 +72,15 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
         ENVD_PORT => None,
         INTERPRETER_PORT => match live.contexts() {
             Some(contexts) => Some(contexts),
-            None => return closed_port(id, port, None),
+            None => return unanswered(id, port, Unanswered::closed()),
         },
         _ => {
             if let Err(error) = access {
                 return error.into_plain();
             }
             let forwarded = envd::serve(&live, async {
-                match ports::forward(&live, port, request).await {
-                    Ok(response) => response,
-                    Err(unanswered) => closed_port(id, port, Some(unanswered)),
-                }
+                let answered = ports::forward(&live, port, request).await;
+                answered.unwrap_or_else(|error| unanswered(id, port, error))
             });
             return forwarded.await.unwrap_or_else(|| not_found(id));
         }
@@ -228,15 +223,8 @@ fn not_found(id: &str) -> Response {
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-fn closed_port(id: &str, port: u16, unanswered: Option<Unanswered>) -> Response {
-    let unanswered = unanswered.unwrap_or(Unanswered {
-        status: StatusCode::BAD_GATEWAY,
-        reason: None,
-    });
-    let (status, reason) = (unanswered.status, unanswered.reason);
-    let message =
-        reason.unwrap_or_else(|| "The sandbox is running but port is not open".to_owned());
-    let body =
-        json!({ "sandboxId": id, "message": message, "port": port, "code": status.as_u16() });
+fn unanswered(id: &str, port: u16, Unanswered { status, message }: Unanswered) -> Response {
+    let code = status.as_u16();
+    let body = json!({ "sandboxId": id, "message": message, "port": port, "code": code });
     (status, Json(body)).into_response()
 }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::address::{ID_HEADER, PORT_HEADER, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER};
-use crate::connections::Held;
+use crate::connections::Connection;
 use crate::envd::RunningSandbox;
 
 /// Time limit for the head of a response.
@@ -38,16 +38,21 @@ const CONNECTION_HEADERS: [HeaderName; 8] = [
 /// The reason why a port does not answer.
 pub(crate) struct Unanswered {
     pub(crate) status: StatusCode,
-    /// `None` if no server listens there.
-    pub(crate) reason: Option<String>,
+    pub(crate) message: String,
 }
 
 impl Unanswered {
-    fn new(status: StatusCode, reason: impl std::fmt::Display) -> Self {
+    fn new(status: StatusCode, message: impl std::fmt::Display) -> Self {
         Self {
             status,
-            reason: Some(reason.to_string()),
+            message: message.to_string(),
         }
+    }
+
+    /// No server listens there.
+    pub(crate) fn closed() -> Self {
+        let message = "The sandbox is running but port is not open";
+        Self::new(StatusCode::BAD_GATEWAY, message)
     }
 }
 
@@ -63,14 +68,11 @@ pub(crate) async fn forward(
     let descriptors = sandbox.account.take_descriptors();
     let descriptors =
         descriptors.map_err(|error| Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error))?;
-    let connection = sandbox.connect(port).await.map_err(|error| {
-        let status = match error.kind() {
-            SandboxErrorKind::Unavailable => StatusCode::TOO_MANY_REQUESTS,
-            _ => StatusCode::BAD_GATEWAY,
-        };
-        let is_closed = error.kind() == SandboxErrorKind::NotFound;
-        let reason = (!is_closed).then(|| error.to_string());
-        Unanswered { status, reason }
+    let connected = sandbox.connect(port).await;
+    let connection = connected.map_err(|error| match error.kind() {
+        SandboxErrorKind::NotFound => Unanswered::closed(),
+        SandboxErrorKind::Unavailable => Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error),
+        _ => Unanswered::new(StatusCode::BAD_GATEWAY, error),
     })?;
     drop(sandbox);
     let invalid = |error: hyper::Error| {
@@ -85,7 +87,8 @@ pub(crate) async fn forward(
         drop(descriptors);
     }));
     let upgraded = request.extensions_mut().remove::<OnUpgrade>();
-    let held = Held::of(request.extensions());
+    // Keeps its place after it has been upgraded.
+    let client_connection = request.extensions().get::<Arc<Connection>>().cloned();
     let protocol = requested_protocol(request.headers());
     let headers = request.headers_mut();
     for name in [ID_HEADER, PORT_HEADER, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER] {
@@ -107,7 +110,7 @@ pub(crate) async fn forward(
             let server = upgrade::on(&mut answer);
             let ended = live.ended.clone();
             live.tasks.spawn(async move {
-                let _held = (held, driver);
+                let _held = (client_connection, driver);
                 tokio::select! {
                     () = ended.cancelled() => {}
                     () = copy(client, server) => {}

@@ -171,21 +171,16 @@ impl Control {
         let Some(owner) = settings.keys.owner(key) else {
             return unauthorized().into_response();
         };
-        if connections::admit(request.extensions(), &owner)
-            .await
-            .is_err()
-        {
-            return ApiError::too_many_connections().into_response();
+        if let Err(error) = connections::admit(request.extensions(), &owner).await {
+            return ApiError::from(error).into_response();
         }
         if let Some(extension) = extension {
             let client = ExtensionClient::new(owner, &self.fleet);
             return extension.answer(client, request).await;
         }
         request.extensions_mut().insert(owner);
-        match self.router.call(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        }
+        let Ok(response) = self.router.call(request).await;
+        response
     }
 }
 

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use self::leases::Leases;
 use crate::address;
-use crate::api_error::{TOO_MANY_CONNECTIONS, bounded};
+use crate::api_error::bounded;
 use crate::connections;
 use crate::fleet::Fleet;
 
@@ -132,10 +132,8 @@ impl ToolRoutes {
     }
 
     pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
-        match self.router.call(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        }
+        let Ok(response) = self.router.call(request).await;
+        response
     }
 
     /// Ends all calls and closes the leased sandboxes.
@@ -216,6 +214,6 @@ impl ServedTools {
     /// Accounts the request's connection to a principal.
     async fn admit(&self, request: &Request<()>, owner: &PrincipalId) -> Result<(), Refusal> {
         let admitted = connections::admit(request.extensions(), owner).await;
-        admitted.map_err(|_| Refusal::limited(TOO_MANY_CONNECTIONS, Duration::from_secs(1)))
+        admitted.map_err(|error| Refusal::limited(error.to_string(), Duration::from_secs(1)))
     }
 }
