@@ -74,6 +74,7 @@ impl Accounts {
 }
 
 /// A limited resource.
+#[derive(Debug)]
 pub(crate) struct Pool {
     capacity: usize,
     max_per_owner: usize,
@@ -83,7 +84,7 @@ pub(crate) struct Pool {
     usage: Mutex<PoolUsage>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct PoolUsage {
     by_owner: HashMap<PrincipalId, usize>,
     total: usize,
@@ -183,6 +184,7 @@ impl Pool {
 }
 
 /// A part of a pool, returned on drop.
+#[derive(Debug)]
 pub(crate) struct Lease {
     pool: Arc<Pool>,
     pub(crate) owner: PrincipalId,

@@ -14,8 +14,6 @@ pub struct ServeError {
 pub enum ServeErrorKind {
     /// The address is reachable from other machines and no key is configured.
     KeyNeeded,
-    /// Invalid settings: an empty key or an invalid domain.
-    InvalidInput,
     /// Binding to the address failed.
     Bind,
     /// The state directory is not usable, or in use by another server.

@@ -19,11 +19,10 @@ use crate::address::{self, Destination};
 use crate::api_error::ApiError;
 use crate::connections;
 use crate::control;
-use crate::error::{ServeError, ServeErrorKind};
+use crate::error::ServeError;
 use crate::extension::Extensions;
 use crate::fleet::Fleet;
 use crate::gateway;
-use crate::settings::Settings;
 use crate::tools::{ToolRoutes, ToolService};
 
 /// A bound server; [`Server::serve`] starts serving.
@@ -50,26 +49,6 @@ impl Server {
     /// (`LocalBackend::workspace_at`). Responses contain the backend's actual paths.
     pub fn builder(backend: impl Backend + 'static) -> ServerBuilder {
         ServerBuilder::new(Arc::new(backend))
-    }
-
-    async fn bind(
-        settings: Settings,
-        extensions: Extensions,
-        address: SocketAddr,
-    ) -> Result<Self, ServeError> {
-        let failed = |error| {
-            let message = format!("failed to listen on {address}: {error}");
-            ServeError::new(ServeErrorKind::Bind, message)
-        };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Self {
-            listener,
-            address,
-            fleet: Fleet::open(settings).await?,
-            extensions: Arc::new(extensions),
-            tools: None,
-        })
     }
 
     /// Serves tools, too: `/manifest`, `/execute`, `/files`, and `/health` with a body. The signed addresses of
@@ -111,7 +90,7 @@ impl Server {
     /// Dropping the future drops all sandboxes.
     ///
     /// # Errors
-    /// [`ServeErrorKind::LeftBehind`] if a sandbox could not be closed.
+    /// [`LeftBehind`](crate::ServeErrorKind::LeftBehind) if a sandbox could not be closed.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), ServeError> {
         let fleet = &self.fleet;
         let dispatcher = Arc::new(Dispatcher {

@@ -2,7 +2,6 @@
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use cantle_core::policy::Network;
 use cantle_core::sandbox::SandboxHandle;
 use cantle_core::secret::SecretText;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -48,19 +47,11 @@ pub(crate) struct SandboxIdentity {
     pub(crate) owner: PrincipalId,
     pub(crate) run: RunId,
     /// Access token for envd.
-    #[serde(with = "exposed")]
+    #[serde(serialize_with = "exposed")]
     pub(crate) token: SecretText,
     pub(crate) started_at: Timestamp,
     #[serde(rename = "asked")]
     pub(crate) spec: SandboxSpec,
-}
-
-impl fmt::Debug for SandboxIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SandboxIdentity")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
 }
 
 impl SandboxSpec {
@@ -216,20 +207,11 @@ impl Member {
 }
 
 /// Serializes a secret as plain text; used only for records, which are accessible to their owner only.
-mod exposed {
-    use cantle_core::secret::SecretText;
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(secret: &SecretText, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(secret.expose())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SecretText, D::Error> {
-        String::deserialize(from).map(SecretText::from)
-    }
+fn exposed<S: Serializer>(secret: &SecretText, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(secret.expose())
 }
 
-/// Like [`exposed`], for a map of secrets.
+/// Like [`exposed`], for a map of secrets. The text of one may be what hidden secrets are serialized as.
 mod exposed_map {
     use std::collections::BTreeMap;
 

@@ -8,7 +8,6 @@ mod store;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -72,15 +71,10 @@ pub(crate) struct Fleet {
 }
 
 /// The place of a running sandbox, and its descriptors.
+#[derive(Debug)]
 pub struct SandboxPlace {
     _place: Lease,
     _descriptors: Lease,
-}
-
-impl fmt::Debug for SandboxPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SandboxPlace").finish_non_exhaustive()
-    }
 }
 
 impl Fleet {

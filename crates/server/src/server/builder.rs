@@ -11,10 +11,12 @@ use cantle_core::policy::Policy;
 use cantle_core::principal::Principal;
 use cantle_core::sandbox::Backend;
 use cantle_core::secret::SecretText;
+use tokio::net::TcpListener;
 
 use super::Server;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::extension::{Extension, Extensions};
+use crate::fleet::Fleet;
 use crate::keys::Keys;
 use crate::settings::{DEFAULT_TEMPLATE, ServerLimits, Settings, machine_memory_bytes};
 
@@ -152,6 +154,17 @@ impl ServerBuilder {
             let message = format!("{address} can be reached by others, so that a key is needed");
             return Err(ServeError::new(ServeErrorKind::KeyNeeded, message));
         }
-        Server::bind(self.settings, self.extensions, address).await
+        let failed = |error| {
+            let message = format!("failed to listen on {address}: {error}");
+            ServeError::new(ServeErrorKind::Bind, message)
+        };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        Ok(Server {
+            address: listener.local_addr().map_err(failed)?,
+            listener,
+            fleet: Fleet::open(self.settings).await?,
+            extensions: Arc::new(self.extensions),
+            tools: None,
+        })
     }
 }
