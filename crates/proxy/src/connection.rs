@@ -92,21 +92,13 @@ where
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;
-    let upstream = take(&slot);
+    let upstream = slot.lock().take();
     if let (Ok(()), Some(Upstream::Tunnel(client, mut upstream))) = (served, upstream)
         && let Ok(client) = client.await
     {
         // An error ends the tunnel like a normal end.
         let _ = copy_bidirectional(&mut TokioIo::new(client), &mut upstream).await;
     }
-}
-
-fn take(slot: &Slot) -> Option<Upstream> {
-    slot.lock().take()
-}
-
-fn put(slot: &Slot, upstream: Upstream) {
-    *slot.lock() = Some(upstream);
 }
 
 impl Gateway {
@@ -157,10 +149,7 @@ impl Gateway {
         slot: &Slot,
     ) -> Result<Response<Body>, Rejection> {
         let upstream = self.connect(target).await?;
-        put(
-            slot,
-            Upstream::Tunnel(hyper::upgrade::on(request), upstream),
-        );
+        *slot.lock() = Some(Upstream::Tunnel(hyper::upgrade::on(request), upstream));
         Ok(Response::new(Body::Left(Full::default())))
     }
 
@@ -186,12 +175,9 @@ impl Gateway {
             // `sender` or the body's reader gets the error.
             let _ = connection.await;
         });
-        put(
-            slot,
-            Upstream::Exchange {
-                _task: AbortOnDropHandle::new(connection),
-            },
-        );
+        *slot.lock() = Some(Upstream::Exchange {
+            _task: AbortOnDropHandle::new(connection),
+        });
         let response = sender.send_request(request).await.map_err(failed)?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let reason = "the server switched protocols without being asked".to_owned();
