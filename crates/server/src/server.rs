@@ -76,7 +76,7 @@ impl Server {
     /// Returns the records of paused sandboxes that could not be read, with the reasons. The files stay as
     /// they are, and so do all kept sandboxes.
     pub fn unreadable_records(&self) -> &[(PathBuf, io::Error)] {
-        &self.fleet.unreadable_records
+        self.fleet.unreadable_records()
     }
 
     /// Returns the number of running sandboxes, each with one command, that the process's limit of open

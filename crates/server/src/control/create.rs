@@ -99,20 +99,13 @@ fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<&str>> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
-    let is_key = |key: &&str| {
-        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        (1..=255).contains(&key.len()) && key.bytes().all(allowed)
-    };
-    let invalid = || {
-        ApiError::bad_request(
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    match key.to_str() {
+        Ok(key) if (1..=255).contains(&key.len()) && key.bytes().all(allowed) => Ok(Some(key)),
+        _ => Err(ApiError::bad_request(
             "the Idempotency-Key must be 1 to 255 lower-case letters, digits and hyphens",
-        )
-    };
-    key.to_str()
-        .ok()
-        .filter(is_key)
-        .map(Some)
-        .ok_or_else(invalid)
+        )),
+    }
 }
 
 /// Returns the requested sandbox and its lifetime.

@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use cantle_core::sandbox::{
-    Channel, Exit, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
-};
+use cantle_core::sandbox::{Channel, Exit, SandboxErrorKind, SandboxExt as _, SpawnRequest};
 
 use super::SandboxUse;
 use super::error::{EnvdError, Result};
@@ -69,17 +67,12 @@ where
             stdout,
             charge,
         })),
-        Err(error) if is_not_executable(&error) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Whether a program does not exist or may not be executed.
-fn is_not_executable(error: &SandboxError) -> bool {
-    matches!(
-        error.kind(),
-        SandboxErrorKind::NotFound
+        Err(error) => match error.kind() {
+            // It does not exist or may not be executed.
+            SandboxErrorKind::NotFound
             | SandboxErrorKind::PermissionDenied
-            | SandboxErrorKind::Unsupported
-    )
+            | SandboxErrorKind::Unsupported => Ok(None),
+            _ => Err(error.into()),
+        },
+    }
 }

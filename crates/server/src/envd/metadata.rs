@@ -75,11 +75,7 @@ pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, Strin
         let Some(name) = name.as_str().strip_prefix(PREFIX) else {
             continue;
         };
-        let printable = |byte: &u8| (b' '..=b'~').contains(byte);
-        let value = value
-            .to_str()
-            .ok()
-            .filter(|text| text.bytes().all(|byte| printable(&byte)));
+        let value = value.to_str().ok().filter(|text| !text.contains('\t'));
         let Some(value) = value.filter(|_| !name.is_empty()) else {
             return Err(EnvdError::invalid(format!(
                 "the metadata `{name}` is not printable ASCII"

@@ -61,7 +61,6 @@ fn concurrency() -> usize {
 pub(crate) struct Fleet {
     pub(crate) settings: Settings,
     store: Option<Store>,
-    pub(crate) unreadable_records: Vec<(PathBuf, io::Error)>,
     pub(crate) accounts: Arc<Accounts>,
     members: Mutex<HashMap<String, Arc<Member>>>,
     tasks: Tasks,
@@ -82,13 +81,11 @@ impl Fleet {
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
         let accounts = Arc::new(Accounts::new(&settings.limits, &settings.keys));
         let mut members = HashMap::new();
-        let mut unreadable_records = Vec::new();
         let mut store = None;
         if let Some(directory) = &settings.state {
-            let (opened, loaded) = Store::open(directory.clone()).await?;
+            let (opened, records) = Store::open(directory.clone()).await?;
             store = Some(opened);
-            unreadable_records = loaded.unreadable;
-            for record in loaded.records {
+            for record in records {
                 let paused = SandboxState::Paused(record.handle);
                 let identity = record.identity;
                 let mut kept = Account::new(&accounts, &identity.owner).charge();
@@ -101,7 +98,6 @@ impl Fleet {
         Ok(Arc::new(Self {
             settings,
             store,
-            unreadable_records,
             accounts,
             members: Mutex::new(members),
             tasks: Tasks::default(),
@@ -118,8 +114,14 @@ impl Fleet {
             SandboxState::Paused(handle) => Some(handle),
             _ => None,
         });
-        let is_complete = self.unreadable_records.is_empty();
+        let is_complete = self.unreadable_records().is_empty();
         is_complete.then(|| handles.collect())
+    }
+
+    /// Returns the records that could not be read, with the reasons.
+    pub(crate) fn unreadable_records(&self) -> &[(PathBuf, io::Error)] {
+        let store = self.store.as_ref();
+        store.map_or(&[], |store| store.unreadable.as_slice())
     }
 
     /// Returns all sandboxes.

@@ -26,15 +26,11 @@ pub(crate) struct PausedRecord {
     pub(crate) handle: SandboxHandle,
 }
 
-/// The records of earlier servers.
-pub(crate) struct LoadedRecords {
-    pub(crate) records: Vec<PausedRecord>,
-    pub(crate) unreadable: Vec<(PathBuf, io::Error)>,
-}
-
 /// The directory of records.
 pub(crate) struct Store {
     records: Arc<Path>,
+    /// The records that could not be read, with the reasons.
+    pub(crate) unreadable: Vec<(PathBuf, io::Error)>,
     /// Locked while the server runs.
     lock: File,
 }
@@ -48,7 +44,7 @@ impl Drop for Store {
 
 impl Store {
     /// Opens the directory and reads its records. Unreadable ones are not modified.
-    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, LoadedRecords), ServeError> {
+    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, Vec<PausedRecord>), ServeError> {
         let opened = spawn_blocking(move || open(&directory)).await;
         opened
             .unwrap_or_else(|error| Err(ServeError::new(ServeErrorKind::State, error.to_string())))
@@ -87,7 +83,7 @@ fn path(records: &Path, id: &str) -> PathBuf {
     records.join(id).with_extension(EXTENSION)
 }
 
-fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
+fn open(directory: &Path) -> Result<(Store, Vec<PausedRecord>), ServeError> {
     let shown = directory.display();
     let failed = |error| {
         let message = format!("failed to use the state directory `{shown}`: {error}");
@@ -106,10 +102,7 @@ fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
         let message = format!("the state directory `{shown}` is in use by another server");
         return Err(ServeError::new(ServeErrorKind::State, message));
     }
-    let mut found = LoadedRecords {
-        records: Vec::new(),
-        unreadable: Vec::new(),
-    };
+    let (mut loaded, mut unreadable) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(&records).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path
@@ -122,13 +115,14 @@ fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
         }
         let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
         match record {
-            Ok(record) => found.records.push(record),
-            Err(error) => found.unreadable.push((path, error)),
+            Ok(record) => loaded.push(record),
+            Err(error) => unreadable.push((path, error)),
         }
     }
     let store = Store {
         records: records.into(),
+        unreadable,
         lock,
     };
-    Ok((store, found))
+    Ok((store, loaded))
 }

@@ -123,49 +123,37 @@ mod tests {
 
     #[test]
     fn each_change_is_detected() {
-        let a = file("a", 1, 5, 0o644);
-        let event = |name: &str, change| (name.to_owned(), change);
-        assert_eq!(changes(&[], &[]), []);
-        assert_eq!(
-            changes(std::slice::from_ref(&a), std::slice::from_ref(&a)),
-            []
-        );
-        assert_eq!(
-            changes(&[], std::slice::from_ref(&a)),
-            [event("a", Change::Created), event("a", Change::Written)]
-        );
-        assert_eq!(
-            changes(&[], &[file("b", 2, 0, 0o644)]),
-            [event("b", Change::Created)]
-        );
-        assert_eq!(
-            changes(&[], &[file("uploaded", 2, 5, 0o644)]),
-            [
-                event("uploaded", Change::Created),
-                event("uploaded", Change::ModeChanged),
-                event("uploaded", Change::Written)
-            ]
-        );
-        assert_eq!(
-            changes(std::slice::from_ref(&a), &[]),
-            [event("a", Change::Removed)]
-        );
-        assert_eq!(
-            changes(std::slice::from_ref(&a), &[file("a", 1, 6, 0o644)]),
-            [event("a", Change::Written)]
-        );
-        assert_eq!(
-            changes(std::slice::from_ref(&a), &[file("a", 9, 5, 0o644)]),
-            [event("a", Change::Written)]
-        );
-        assert_eq!(
-            changes(std::slice::from_ref(&a), &[file("a", 1, 5, 0o600)]),
-            [event("a", Change::ModeChanged)]
-        );
-        assert_eq!(
-            changes(&[a], &[file("b", 1, 5, 0o644)]),
-            [event("a", Change::Renamed), event("b", Change::Created)]
-        );
+        use Change::{Created, ModeChanged, Removed, Renamed, Written};
+        let a = || vec![file("a", 1, 5, 0o644)];
+        let one = |name, inode, size, mode| vec![file(name, inode, size, mode)];
+        for (before, after, expected) in [
+            (vec![], vec![], &[][..]),
+            (a(), a(), &[]),
+            (vec![], a(), &[("a", Created), ("a", Written)]),
+            (vec![], one("b", 2, 0, 0o644), &[("b", Created)]),
+            (
+                vec![],
+                one("uploaded", 2, 5, 0o644),
+                &[
+                    ("uploaded", Created),
+                    ("uploaded", ModeChanged),
+                    ("uploaded", Written),
+                ],
+            ),
+            (a(), vec![], &[("a", Removed)]),
+            (a(), one("a", 1, 6, 0o644), &[("a", Written)]),
+            (a(), one("a", 9, 5, 0o644), &[("a", Written)]),
+            (a(), one("a", 1, 5, 0o600), &[("a", ModeChanged)]),
+            (
+                a(),
+                one("b", 1, 5, 0o644),
+                &[("a", Renamed), ("b", Created)],
+            ),
+        ] {
+            let found = changes(&before, &after);
+            let found: Vec<_> = found.iter().map(|(name, it)| (&**name, *it)).collect();
+            assert_eq!(found, expected, "{before:?} {after:?}");
+        }
     }
 
     #[test]

@@ -103,7 +103,8 @@ async fn form(
     // Files are streamed, so the framework's limit does not apply.
     DefaultBodyLimit::disable().apply(&mut request);
     let parts = Multipart::from_request(request, &()).await;
-    let mut parts = parts.map_err(|error| EnvdError::invalid(form_error(&error.body_text())))?;
+    let mut parts =
+        parts.map_err(|error| EnvdError::invalid(format!("the form: {}", error.body_text())))?;
     let idle = live.commands.idle_timeout;
     let mut written = Vec::new();
     let mut targets = BTreeSet::new();
@@ -179,14 +180,11 @@ async fn next_chunk(
 }
 
 fn form_failure(step: &FormStep, error: &MultipartError) -> String {
-    match step.too_large() {
-        Some(error) => form_error(&error.to_string()),
-        None => form_error(&error.body_text()),
-    }
-}
-
-fn form_error(reason: &str) -> String {
-    format!("the form: {reason}")
+    let too_large = step.too_large().map(|error| error.to_string());
+    format!(
+        "the form: {}",
+        too_large.unwrap_or_else(|| error.body_text())
+    )
 }
 
 /// Decodes the characters that forms encode in file names.
