@@ -74,22 +74,6 @@ pub(crate) struct Selector {
     pub(crate) tag: Option<String>,
 }
 
-/// A request with only a process selector.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct SelectRequest {
-    #[serde(deserialize_with = "protobuf::or_default")]
-    pub(crate) process: Selector,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct UpdateRequest {
-    #[serde(deserialize_with = "protobuf::or_default")]
-    pub(crate) process: Selector,
-    pub(crate) pty: Option<Pty>,
-}
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Input {
@@ -99,35 +83,24 @@ pub(crate) struct Input {
     pub(crate) pty: Option<Bytes>,
 }
 
+/// A request about one process; each call uses some of the fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct SendInputRequest {
+pub(crate) struct ProcessRequest {
     #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) process: Selector,
+    pub(crate) pty: Option<Pty>,
     #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
+    pub(crate) signal: Option<SignalValue>,
 }
 
+/// A message of an input stream: the process, or input for it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StreamInputRequest {
-    pub(crate) start: Option<SelectRequest>,
-    pub(crate) data: Option<StreamData>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct StreamData {
-    #[serde(deserialize_with = "protobuf::or_default")]
-    pub(crate) input: Input,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct SendSignalRequest {
-    #[serde(deserialize_with = "protobuf::or_default")]
-    pub(crate) process: Selector,
-    pub(crate) signal: Option<SignalValue>,
+    pub(crate) start: Option<ProcessRequest>,
+    pub(crate) data: Option<ProcessRequest>,
 }
 
 /// A signal, by name or number.

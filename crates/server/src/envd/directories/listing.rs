@@ -262,35 +262,16 @@ mod tests {
                      lf 3 777 user 1000 1700000000.1234567890 8\0a b\n\0\
                      lN 3 777 user user 0.0 9\0x\0";
         let entries = parse(text).unwrap();
-        let short: Vec<_> = entries
-            .iter()
-            .map(|one| {
-                (
-                    String::from_utf8_lossy(&one.relative_path).into_owned(),
-                    one.kind,
-                    one.target_kind,
-                    one.inode,
-                )
-            })
-            .collect();
-        assert_eq!(
-            short,
-            [
-                (
-                    String::new(),
-                    FileKind::Directory,
-                    Some(FileKind::Directory),
-                    7
-                ),
-                (
-                    "a b\n".to_owned(),
-                    FileKind::Symlink,
-                    Some(FileKind::File),
-                    8
-                ),
-                ("x".to_owned(), FileKind::Symlink, None, 9),
-            ]
-        );
+        for (one, (path, kind, target_kind, inode)) in entries.iter().zip([
+            ("", FileKind::Directory, Some(FileKind::Directory), 7),
+            ("a b\n", FileKind::Symlink, Some(FileKind::File), 8),
+            ("x", FileKind::Symlink, None, 9),
+        ]) {
+            assert_eq!(*one.relative_path, *path.as_bytes());
+            assert_eq!((one.kind, one.target_kind), (kind, target_kind));
+            assert_eq!(one.inode, inode);
+        }
+        assert_eq!(entries.len(), 3);
         assert_eq!(
             entries[1].modified.unwrap().to_string(),
             "2023-11-14T22:13:20.123456789Z"

@@ -17,15 +17,6 @@ pub(crate) enum FileOperation {
     Write,
 }
 
-impl FileOperation {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        }
-    }
-}
-
 /// Result of checking a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignatureCheck {
@@ -56,7 +47,11 @@ fn sign(query: &FileQuery, operation: FileOperation, token: &str) -> String {
     let FileQuery { path, username, .. } = query;
     let path = path.as_deref().unwrap_or_default();
     let username = username.as_deref().unwrap_or_default();
-    let mut raw = format!("{path}:{}:{username}:{token}", operation.as_str());
+    let operation = match operation {
+        FileOperation::Read => "read",
+        FileOperation::Write => "write",
+    };
+    let mut raw = format!("{path}:{operation}:{username}:{token}");
     if let Some(until) = query.signature_expiration {
         raw.push_str(&format!(":{until}"));
     }
@@ -77,29 +72,19 @@ mod tests {
             signature_expiration: Some(now + 60),
         };
         query.signature = Some(sign(&query, FileOperation::Read, "t"));
-        assert_eq!(
-            check(&query, FileOperation::Read, "t"),
-            SignatureCheck::Valid
-        );
-        assert_eq!(
-            check(&query, FileOperation::Write, "t"),
-            SignatureCheck::Invalid
-        );
-        assert_eq!(
-            check(&query, FileOperation::Read, "u"),
-            SignatureCheck::Invalid
-        );
+        for (operation, token, expected) in [
+            (FileOperation::Read, "t", SignatureCheck::Valid),
+            (FileOperation::Write, "t", SignatureCheck::Invalid),
+            (FileOperation::Read, "u", SignatureCheck::Invalid),
+        ] {
+            assert_eq!(check(&query, operation, token), expected);
+        }
+        let read = |query: &FileQuery| check(query, FileOperation::Read, "t");
         query.signature_expiration = Some(now + 61);
-        assert_eq!(
-            check(&query, FileOperation::Read, "t"),
-            SignatureCheck::Invalid
-        );
+        assert_eq!(read(&query), SignatureCheck::Invalid);
         query.signature_expiration = Some(now - 1);
         query.signature = Some(sign(&query, FileOperation::Read, "t"));
-        assert_eq!(
-            check(&query, FileOperation::Read, "t"),
-            SignatureCheck::Expired
-        );
+        assert_eq!(read(&query), SignatureCheck::Expired);
     }
 
     #[test]

@@ -16,8 +16,7 @@ use tokio::time::timeout;
 use self::subscription::subscription;
 use super::commands::command::{ControlRequest, RunningCommand};
 use super::commands::messages::{
-    Input, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, SignalValue,
-    StartRequest, StreamInputRequest, UpdateRequest,
+    Input, ListResponse, ProcessRequest, SignalValue, StartRequest, StreamInputRequest,
 };
 use super::error::{EnvdError, Result, RpcCode};
 use super::rpc::envelope::EnvelopeReader;
@@ -88,7 +87,7 @@ async fn start_call(
 
 async fn connect(
     live: &RunningSandbox,
-    request: SelectRequest,
+    request: ProcessRequest,
     times: CallTimes,
 ) -> Result<StreamItems> {
     let command = live.commands.find(&request.process)?;
@@ -115,7 +114,7 @@ async fn stream_input(live: &RunningSandbox, mut messages: EnvelopeReader) -> Re
     Ok(())
 }
 
-async fn send_input(live: &RunningSandbox, request: SendInputRequest) -> Result<Empty> {
+async fn send_input(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     write(&command, request.input).await?;
     Ok(Empty)
@@ -136,7 +135,7 @@ async fn write(command: &RunningCommand, input: Input) -> Result<()> {
     command.write(data).await
 }
 
-async fn close_stdin(live: &RunningSandbox, request: SelectRequest) -> Result<Empty> {
+async fn close_stdin(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     if command.is_pty {
         let message = "the input of a terminal can't be closed: send Ctrl-D instead";
@@ -146,7 +145,7 @@ async fn close_stdin(live: &RunningSandbox, request: SelectRequest) -> Result<Em
     Ok(Empty)
 }
 
-async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> {
+async fn update(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     if let Some(pty) = request.pty {
         if !command.is_pty {
@@ -158,7 +157,7 @@ async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> 
     Ok(Empty)
 }
 
-async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Result<Empty> {
+async fn send_signal(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     match parse_signal(request.signal.as_ref())? {
         Signal::KILL => {
