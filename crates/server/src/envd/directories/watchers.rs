@@ -1,12 +1,13 @@
 //! Watchers: the watched directories of one sandbox, up to a maximum number.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{ChangeNotice, SandboxPath};
 use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::listing::Listing;
@@ -37,15 +38,11 @@ pub(crate) struct WatchedDirectory {
 /// The watchers of one sandbox.
 pub(crate) struct Watchers {
     max: usize,
-    table: Mutex<WatcherTable>,
+    /// Of watchers and streams.
+    slots: Arc<Semaphore>,
+    by_id: Mutex<HashMap<String, (Arc<BufferedWatcher>, OwnedSemaphorePermit)>>,
     /// One listing at a time.
     pub(crate) listing: tokio::sync::Mutex<()>,
-}
-
-#[derive(Default)]
-pub(crate) struct WatcherTable {
-    pub(crate) by_id: HashMap<String, Arc<BufferedWatcher>>,
-    pub(crate) streams: usize,
 }
 
 /// A watcher whose events the client fetches.
@@ -62,52 +59,65 @@ impl BufferedWatcher {
         }
     }
 
-    /// Records that the client fetches events.
-    pub(crate) fn touch(&self) {
-        *self.last_query.lock() = Instant::now();
-    }
-
     /// Returns the time since the client fetched events.
     pub(crate) fn unattended(&self) -> Duration {
         self.last_query.lock().elapsed()
     }
 }
 
-impl WatcherTable {
-    pub(crate) fn len(&self) -> usize {
-        self.by_id.len() + self.streams
-    }
-}
-
 impl Watchers {
     pub(crate) fn new(max: usize) -> Self {
+        let max = max.min(Semaphore::MAX_PERMITS);
         Self {
             max,
-            table: Mutex::default(),
+            slots: Arc::new(Semaphore::new(max)),
+            by_id: Mutex::default(),
             listing: tokio::sync::Mutex::default(),
         }
     }
 
-    pub(crate) fn table(&self) -> MutexGuard<'_, WatcherTable> {
-        self.table.lock()
+    /// Takes the slot of a watcher or stream, after the removal of expired watchers.
+    pub(crate) fn reserve(&self) -> Result<OwnedSemaphorePermit> {
+        self.by_id
+            .lock()
+            .retain(|_, (watcher, _)| watcher.unattended() < WATCHER_EXPIRY);
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        slot.map_err(|_| {
+            EnvdError::exhausted(format!(
+                "the sandbox has reached its maximum number of watched directories ({})",
+                self.max
+            ))
+        })
     }
 
-    pub(crate) fn check_quota(&self, table: &mut WatcherTable) -> Result<()> {
-        table
-            .by_id
-            .retain(|_, watcher| watcher.unattended() < WATCHER_EXPIRY);
-        if table.len() < self.max {
-            return Ok(());
-        }
-        let message = format!(
-            "the sandbox has reached its maximum number of watched directories ({})",
-            self.max
-        );
-        Err(EnvdError::exhausted(message))
+    /// Returns the number of watchers and streams.
+    pub(crate) fn count(&self) -> usize {
+        self.max - self.slots.available_permits()
     }
 
+    pub(crate) fn add(
+        &self,
+        id: String,
+        watcher: Arc<BufferedWatcher>,
+        slot: OwnedSemaphorePermit,
+    ) {
+        self.by_id.lock().insert(id, (watcher, slot));
+    }
+
+    /// Finds a watcher whose events the client fetches.
     pub(crate) fn find(&self, id: &str) -> Result<Arc<BufferedWatcher>> {
-        let found = self.table().by_id.get(id).map(Arc::clone);
-        found.ok_or_else(|| EnvdError::not_found(format!("watcher with id {id} not found")))
+        let by_id = self.by_id.lock();
+        let (watcher, _) = by_id.get(id).ok_or_else(|| not_found(id))?;
+        *watcher.last_query.lock() = Instant::now();
+        Ok(Arc::clone(watcher))
     }
+
+    pub(crate) fn remove(&self, id: &str) -> Result<()> {
+        let removed = self.by_id.lock().remove(id);
+        removed.map(drop).ok_or_else(|| not_found(id))
+    }
+}
+
+fn not_found(id: &str) -> EnvdError {
+    EnvdError::not_found(format!("watcher with id {id} not found"))
 }

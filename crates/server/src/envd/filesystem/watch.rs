@@ -67,30 +67,17 @@ async fn watch(live: &Arc<RunningSandbox>, request: &WatchRequest) -> Result<Wat
     WatchedDirectory::new(live, path, depth, request.include_entry).await
 }
 
-/// A reserved slot for a streaming watcher.
-struct StreamSlot(Arc<RunningSandbox>);
-
-impl Drop for StreamSlot {
-    fn drop(&mut self) {
-        let mut table = self.0.watchers.table();
-        table.streams = table.streams.saturating_sub(1);
-    }
-}
-
 /// `CreateWatcher`.
 pub(super) async fn create(
     live: &Arc<RunningSandbox>,
     request: WatchRequest,
 ) -> Result<Json<Value>> {
-    live.watchers.check_quota(&mut live.watchers.table())?;
+    let slot = live.watchers.reserve()?;
     let watched = watch(live, &request).await?;
     let watcher_id = format!("w{}", random::text(20, EnvdError::internal)?);
     let watcher = Arc::new(BufferedWatcher::new(watched));
-    let mut table = live.watchers.table();
-    live.watchers.check_quota(&mut table)?;
-    table.by_id.insert(watcher_id.clone(), Arc::clone(&watcher));
-    drop(table);
     let collecting = collect(Arc::downgrade(live), Arc::downgrade(&watcher));
+    live.watchers.add(watcher_id.clone(), watcher, slot);
     live.tasks.spawn(collecting);
     Ok(Json(json!({ "watcherId": watcher_id })))
 }
@@ -133,7 +120,6 @@ pub(super) async fn events(
     request: WatcherRequest,
 ) -> Result<LargeMessage> {
     let watcher = live.watchers.find(&request.watcher_id)?;
-    watcher.touch();
     let (events, charge) = {
         let mut watched = watcher.watched.lock().await;
         // Not by a notice, which may come after this call.
@@ -146,8 +132,7 @@ pub(super) async fn events(
 
 /// `RemoveWatcher`.
 pub(super) async fn remove(live: &RunningSandbox, request: WatcherRequest) -> Result<Empty> {
-    live.watchers.find(&request.watcher_id)?;
-    live.watchers.table().by_id.remove(&request.watcher_id);
+    live.watchers.remove(&request.watcher_id)?;
     Ok(Empty)
 }
 
@@ -157,24 +142,19 @@ pub(super) async fn stream(
     request: WatchRequest,
     times: CallTimes,
 ) -> Result<StreamItems> {
-    let slot = {
-        let mut table = live.watchers.table();
-        live.watchers.check_quota(&mut table)?;
-        table.streams += 1;
-        StreamSlot(Arc::clone(live))
-    };
+    let slot = live.watchers.reserve()?;
     let watched = watch(live, &request).await?;
-    let events = stream::unfold(Some((slot, watched)), |watching| async move {
-        let (slot, mut watched) = watching?;
+    let watching = (slot, Arc::clone(live), watched);
+    let events = stream::unfold(Some(watching), |watching| async move {
+        let (slot, live, mut watched) = watching?;
         loop {
             if let Some(event) = watched.next_unsent() {
                 let message = format!(r#"{{"filesystem":{event}}}"#);
                 let message = envelope::wrap(0, message.as_bytes());
-                return Some((StreamItem::Message(message), Some((slot, watched))));
+                return Some((StreamItem::Message(message), Some((slot, live, watched))));
             }
-            let live = &slot.0;
-            watched.next_listing(live).wait().await;
-            if let Err(error) = watched.poll(live).await {
+            watched.next_listing(&live).wait().await;
+            if let Err(error) = watched.poll(&live).await {
                 if error.is_gone {
                     live.gone.cancel();
                 }

@@ -204,7 +204,7 @@ impl WatchedDirectory {
 
     /// Returns when the next listing is due.
     pub(super) fn next_listing(&self, live: &RunningSandbox) -> NextListing {
-        let watchers = u32::try_from(live.watchers.table().len()).unwrap_or(u32::MAX);
+        let watchers = u32::try_from(live.watchers.count()).unwrap_or(u32::MAX);
         let listing_time = self.listing_time.saturating_mul(INTERVAL_PER_LISTING_TIME);
         let is_quiet = self.notice.is_none() && self.last_change.elapsed() >= QUIET_AFTER;
         let interval = if is_quiet { QUIET_INTERVAL } else { INTERVAL };
