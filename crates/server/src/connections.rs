@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::accounts::{Accounts, Lease};
 use crate::tasks::Tasks;
-use crate::unread_body;
+use crate::unread_body::{self, discard};
 use cantle_core::principal::PrincipalId;
 
 /// Time limit for a request's head, and for an authenticated connection without a request.
@@ -132,9 +132,9 @@ async fn drive<A, F>(
                 }
                 if connection.is_authenticated() {
                     // Concurrently: the client may read the response before it has sent everything.
-                    readers.spawn(unread.discard(unread_body::AUTHENTICATED));
+                    readers.spawn(discard(unread, unread_body::AUTHENTICATED));
                 } else {
-                    unread.discard(unread_body::UNAUTHENTICATED).await;
+                    discard(unread, unread_body::UNAUTHENTICATED).await;
                 }
                 Ok::<_, Infallible>(response)
             }

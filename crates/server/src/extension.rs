@@ -30,18 +30,11 @@ pub(crate) type Extensions = BTreeMap<String, Arc<dyn Extension>>;
 /// A client of an [`Extension`].
 #[derive(Clone)]
 pub struct ExtensionClient {
-    principal: PrincipalId,
-    fleet: Arc<Fleet>,
+    pub(crate) principal: PrincipalId,
+    pub(crate) fleet: Arc<Fleet>,
 }
 
 impl ExtensionClient {
-    pub(crate) fn new(principal: PrincipalId, fleet: &Arc<Fleet>) -> Self {
-        Self {
-            principal,
-            fleet: Arc::clone(fleet),
-        }
-    }
-
     /// Returns the principal of the client's key.
     pub fn principal(&self) -> &PrincipalId {
         &self.principal

@@ -111,7 +111,7 @@ pub(crate) async fn serve_by_credential(fleet: &Arc<Fleet>, request: Request<Bod
     let operation = files::operation(request.method());
     let is_credential_for = |member: &&Arc<Member>| {
         let token = member.identity.token.expose();
-        has_token(&request, token)
+        header_is(&request, TOKEN_HEADER, token)
             || operation.is_some_and(|operation| {
                 signature::check(&query, operation, token) != SignatureCheck::Invalid
             })
@@ -140,7 +140,7 @@ fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), 
         let token = member.identity.traffic_token();
         port != ENVD_PORT && header_is(request, TRAFFIC_TOKEN_HEADER, token.expose())
     };
-    if is_public || has_token(request, token) || has_traffic_token() {
+    if is_public || header_is(request, TOKEN_HEADER, token) || has_traffic_token() {
         return Ok(());
     }
     let verdict = match files::operation(request.method()) {
@@ -157,10 +157,6 @@ fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), 
         )),
         SignatureCheck::Invalid => Err(unauthorized()),
     }
-}
-
-fn has_token(request: &Request<Body>, token: &str) -> bool {
-    header_is(request, TOKEN_HEADER, token)
 }
 
 fn header_is(request: &Request<Body>, name: &str, token: &str) -> bool {

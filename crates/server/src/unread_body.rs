@@ -38,37 +38,32 @@ pub(crate) struct TrackedBody {
     returned: Option<oneshot::Sender<Incoming>>,
 }
 
-/// Receiver of an abandoned body.
-pub(crate) struct UnreadBody(oneshot::Receiver<Incoming>);
-
 /// Wraps a body and returns the receiver of its unread rest.
-pub(crate) fn track(body: Incoming) -> (TrackedBody, UnreadBody) {
+pub(crate) fn track(body: Incoming) -> (TrackedBody, oneshot::Receiver<Incoming>) {
     let (sender, receiver) = oneshot::channel();
     let tracked = TrackedBody {
         body: Some(body),
         returned: Some(sender),
     };
-    (tracked, UnreadBody(receiver))
+    (tracked, receiver)
 }
 
-impl UnreadBody {
-    /// Reads and discards the rest of the body, within the limits.
-    pub(crate) async fn discard(mut self, limits: DiscardLimits) {
-        let Ok(mut body) = self.0.try_recv() else {
-            return;
-        };
-        let reading = async {
-            let mut left = limits.bytes;
-            while let Some(Ok(frame)) = body.frame().await {
-                let read = frame.data_ref().map_or(0, Bytes::len) as u64;
-                let Some(rest) = left.checked_sub(read) else {
-                    break;
-                };
-                left = rest;
-            }
-        };
-        let _ = timeout(limits.time, reading).await;
-    }
+/// Reads and discards the rest of an abandoned body, within the limits.
+pub(crate) async fn discard(mut unread: oneshot::Receiver<Incoming>, limits: DiscardLimits) {
+    let Ok(mut body) = unread.try_recv() else {
+        return;
+    };
+    let reading = async {
+        let mut left = limits.bytes;
+        while let Some(Ok(frame)) = body.frame().await {
+            let read = frame.data_ref().map_or(0, Bytes::len) as u64;
+            let Some(rest) = left.checked_sub(read) else {
+                break;
+            };
+            left = rest;
+        }
+    };
+    let _ = timeout(limits.time, reading).await;
 }
 
 impl Body for TrackedBody {

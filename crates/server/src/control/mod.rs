@@ -175,7 +175,10 @@ impl Control {
             return ApiError::from(error).into_response();
         }
         if let Some(extension) = extension {
-            let client = ExtensionClient::new(owner, &self.fleet);
+            let client = ExtensionClient {
+                principal: owner,
+                fleet: Arc::clone(&self.fleet),
+            };
             return extension.answer(client, request).await;
         }
         request.extensions_mut().insert(owner);

@@ -9,8 +9,7 @@ use url::form_urlencoded;
 
 use super::{Addressed, Client};
 use crate::api_error::{ApiError, ApiResult};
-use crate::envd;
-use crate::envd::usage::Usage;
+use crate::envd::usage::{self, Usage};
 use crate::fleet::Member;
 
 /// Maximum sandboxes per request, and concurrent measurements.
@@ -33,7 +32,7 @@ fn to_json(usage: &Usage) -> Value {
 
 async fn measure(member: &Member) -> Option<Value> {
     let running = member.running()?;
-    let usage = envd::usage(&running).await.ok()?;
+    let usage = usage::measure(&running).await.ok()?;
     Some(to_json(&usage))
 }
 

@@ -30,7 +30,7 @@ use http::{Method, Request, StatusCode};
 use serde_json::json;
 
 pub(crate) use self::access::SandboxUse;
-use self::error::{Result, SandboxGone, plain};
+use self::error::{SandboxGone, plain};
 use self::files::FileQuery;
 pub(crate) use self::running::RunningSandbox;
 
@@ -71,7 +71,7 @@ pub(crate) async fn route(
             let shown = variables.iter().map(|(name, value)| (name, value.expose()));
             Json(shown.collect::<BTreeMap<_, _>>()).into_response()
         }
-        (Method::GET, "/metrics") => match usage(live).await {
+        (Method::GET, "/metrics") => match usage::measure(live).await {
             Ok(usage) => Json(json!({
                 "ts": usage.at.as_second(),
                 "cpu_count": usage.cpu_count,
@@ -88,12 +88,6 @@ pub(crate) async fn route(
         (Method::GET | Method::POST, _) => plain(StatusCode::NOT_FOUND, "path not found"),
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
-}
-
-/// Measures the resource usage of a sandbox.
-pub(crate) async fn usage(live: &RunningSandbox) -> Result<usage::Usage> {
-    let sandbox = live.acquire()?;
-    usage::measure(&sandbox).await
 }
 
 /// Ends a streamed body when the sandbox ends: a stream of messages with an error, and any other by breaking

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::SandboxUse;
+use super::RunningSandbox;
 use super::error::Result;
 use super::helper;
 
@@ -34,9 +34,9 @@ pub(crate) struct Usage {
 }
 
 /// Measures what the programs in the sandbox can report; the rest is 0.
-pub(crate) async fn measure(sandbox: &SandboxUse) -> Result<Usage> {
+pub(crate) async fn measure(live: &RunningSandbox) -> Result<Usage> {
     let argv = ["/bin/bash", "-c", SCRIPT];
-    let output = helper::run(sandbox, argv, MAX_OUTPUT_BYTES).await?;
+    let output = helper::run(&live.acquire()?, argv, MAX_OUTPUT_BYTES).await?;
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     Ok(parse(&text.unwrap_or_default()))
 }

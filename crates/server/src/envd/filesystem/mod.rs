@@ -13,6 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::{FileKind, SandboxErrorKind, SandboxPath};
 use http::{Request, StatusCode};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use self::entry::EntryInfo;
 use super::directories::listing::{self, StartLink};
@@ -49,11 +50,6 @@ struct ListDirRequest {
     path: String,
     #[serde(deserialize_with = "protobuf::number")]
     depth: u32,
-}
-
-#[derive(Debug, Serialize)]
-struct EntryResponse {
-    entry: EntryInfo,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,20 +92,20 @@ pub(crate) async fn call(
     }
 }
 
-async fn stat(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<EntryResponse>> {
+async fn stat(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<Value>> {
     let path = path::resolve(&request.path, &live.home)?;
     entry_at(live, &path).await
 }
 
-async fn entry_at(live: &Arc<RunningSandbox>, path: &SandboxPath) -> Result<Json<EntryResponse>> {
+async fn entry_at(live: &Arc<RunningSandbox>, path: &SandboxPath) -> Result<Json<Value>> {
     let sandbox = live.acquire()?;
     match entry::describe(live, &sandbox, path).await? {
-        Some(entry) => Ok(Json(EntryResponse { entry })),
+        Some(entry) => Ok(Json(json!({ "entry": entry }))),
         None => Err(EnvdError::not_found(format!("file not found: {path}"))),
     }
 }
 
-async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<EntryResponse>> {
+async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Json<Value>> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
     let listed = listing::list(&sandbox, &path, StartLink::Follow, 0).await?;
@@ -128,7 +124,7 @@ async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Js
     entry_at(live, &path).await
 }
 
-async fn rename(live: &Arc<RunningSandbox>, request: MoveRequest) -> Result<Json<EntryResponse>> {
+async fn rename(live: &Arc<RunningSandbox>, request: MoveRequest) -> Result<Json<Value>> {
     let from = path::resolve(&request.source, &live.home)?;
     let to = path::resolve(&request.destination, &live.home)?;
     let sandbox = live.acquire()?;
