@@ -9,6 +9,9 @@ use super::FileQuery;
 use crate::keys;
 
 const VERSION: &str = "v1_";
+/// Maximum size of a path and a user name: a request without credentials is compared with every sandbox. No file has a
+/// longer path.
+const MAX_SIGNED_BYTES: usize = 8192;
 
 /// Operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,10 @@ pub(crate) fn check(query: &FileQuery, operation: FileOperation, token: &str) ->
     let Some(signature) = &query.signature else {
         return SignatureCheck::Invalid;
     };
+    let signed = [&query.path, &query.username].into_iter().flatten();
+    if signed.map(String::len).sum::<usize>() > MAX_SIGNED_BYTES {
+        return SignatureCheck::Invalid;
+    }
     let expected = sign(query, operation, token);
     if !keys::constant_time_eq(
         signature.trim_end_matches('=').as_bytes(),
@@ -85,6 +92,9 @@ mod tests {
         query.signature_expiration = Some(now - 1);
         query.signature = Some(sign(&query, FileOperation::Read, "t"));
         assert_eq!(read(&query), SignatureCheck::Expired);
+        query.path = Some("a".repeat(MAX_SIGNED_BYTES));
+        query.signature = Some(sign(&query, FileOperation::Read, "t"));
+        assert_eq!(read(&query), SignatureCheck::Invalid);
     }
 
     #[test]
