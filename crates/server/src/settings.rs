@@ -33,7 +33,8 @@ pub struct ServerLimits {
     /// Concurrent connections. If there are more, the oldest unauthenticated one is closed. Authenticated
     /// clients may have three quarters; then they wait for one of their connections to end.
     pub connections: usize,
-    /// Bytes that the server keeps for all clients: messages being read, listings, watched directories.
+    /// Bytes that the server keeps for all clients: messages being read, large responses, listings, watched
+    /// directories.
     pub memory_bytes: usize,
     /// Bytes that the server keeps for one sandbox.
     pub memory_bytes_per_sandbox: usize,

@@ -181,9 +181,11 @@ impl Control {
             };
             return extension.answer(client, request).await;
         }
+        let charge = Account::new(&self.fleet.accounts, &owner).charge();
         request.extensions_mut().insert(owner);
         let Ok(response) = self.router.call(request).await;
-        response
+        body::charge_response(response, charge)
+            .unwrap_or_else(|error| ApiError::quota_exceeded(error.to_string()).into_response())
     }
 }
 

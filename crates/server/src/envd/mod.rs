@@ -30,8 +30,9 @@ use http::{Method, Request, StatusCode};
 use serde_json::json;
 
 pub(crate) use self::access::SandboxUse;
-use self::error::{SandboxGone, plain};
+use self::error::{EnvdError, SandboxGone, plain};
 use self::files::FileQuery;
+use self::rpc::LargeMessage;
 pub(crate) use self::running::RunningSandbox;
 
 /// Serves an authorized request by `answer`, which ends with the sandbox. Returns `None` if the sandbox has ended.
@@ -67,9 +68,12 @@ pub(crate) async fn route(
         (Method::GET, "/health") => StatusCode::NO_CONTENT.into_response(),
         (_, "/files") => files::serve(live, FileQuery::parse(request.uri()), request).await,
         (Method::GET, "/envs") => {
-            let variables = environment();
-            let shown = variables.iter().map(|(name, value)| (name, value.expose()));
-            Json(shown.collect::<BTreeMap<_, _>>()).into_response()
+            let variables = environment().into_iter();
+            let shown = variables.map(|(name, value)| (name, value.expose().to_owned()));
+            let shown: BTreeMap<String, String> = shown.collect();
+            let size_bytes = shown.iter().map(|(name, it)| name.len() + it.len()).sum();
+            let message = LargeMessage::new(shown, size_bytes, live.account.charge()).await;
+            message.map_or_else(EnvdError::into_plain, LargeMessage::into_response)
         }
         (Method::GET, "/metrics") => match usage::measure(live).await {
             Ok(usage) => Json(json!({

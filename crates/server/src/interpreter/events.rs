@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::accounts::{Account, MemoryCharge};
+use crate::body::charged;
 
 /// Events that wait for the client.
 const QUEUED_EVENTS: usize = 4;
@@ -34,7 +35,7 @@ const FORMATS: [&str; 12] = [
 ];
 
 /// A line of a response, charged until it is sent; an error breaks the response off.
-pub(super) type Line = Result<(Bytes, MemoryCharge), std::io::Error>;
+pub(super) type Line = Result<Bytes, std::io::Error>;
 
 /// Sends the events of one execution.
 pub(super) struct Events {
@@ -80,7 +81,8 @@ impl Events {
             self.cancellation.cancel();
             return;
         }
-        let sent = timeout(self.idle, self.lines.send(Ok((line.into(), charge)))).await;
+        let line = charged(line.into(), charge);
+        let sent = timeout(self.idle, self.lines.send(Ok(line))).await;
         if !matches!(sent, Ok(Ok(()))) {
             self.cancellation.cancel();
         }

@@ -82,7 +82,7 @@ pub(super) async fn execute(
     let guard = cancellation.drop_guard();
     let lines = stream::unfold((lines, guard), |(mut lines, guard)| async move {
         let line = lines.recv().await?;
-        Some((line.map(|(bytes, _charge)| bytes), (lines, guard)))
+        Some((line, (lines, guard)))
     });
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((kind, Body::from_stream(lines)).into_response())

@@ -5,7 +5,6 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::multipart::{Field, MultipartError};
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart};
@@ -24,9 +23,11 @@ use tokio::time::timeout;
 use super::FileQuery;
 use super::form::{FormInput, FormStep};
 use super::overwrite::overwrite;
+use crate::accounts::MemoryCharge;
 use crate::body::{self, BodyError};
 use crate::envd::RunningSandbox;
 use crate::envd::error::{EnvdError, Result, RpcCode};
+use crate::envd::rpc::LargeMessage;
 use crate::envd::{metadata, path};
 
 /// Queued chunks of a form part.
@@ -64,11 +65,13 @@ pub(super) async fn serve(
             return Err(EnvdError::invalid(message));
         }
     };
+    // The memory of the paths and of the response.
+    let mut charge = live.account.charge();
     let written = if kind.starts_with("multipart/form-data") {
         if is_gzip {
             return Err(EnvdError::invalid("a form can't be compressed as a whole"));
         }
-        form(live, &query, request, &metadata_values).await?
+        form(live, &query, request, &metadata_values, &mut charge).await?
     } else if kind.starts_with("application/octet-stream") {
         let Some(path) = query.path.filter(|path| !path.is_empty()) else {
             return Err(EnvdError::invalid("the URL has no path"));
@@ -82,7 +85,7 @@ pub(super) async fn serve(
             "the content type must be multipart/form-data or application/octet-stream",
         ));
     };
-    Ok(Json(written).into_response())
+    Ok(LargeMessage::new(written, 0, charge).await?.into_response())
 }
 
 /// Returns a header in lower case; empty if it is missing.
@@ -96,6 +99,7 @@ async fn form(
     query: &FileQuery,
     request: Request<Body>,
     metadata_values: &BTreeMap<String, String>,
+    charge: &mut MemoryCharge,
 ) -> Result<Vec<WrittenFile>> {
     let (head, body) = request.into_parts();
     let (input, step) = FormInput::new(body);
@@ -108,8 +112,6 @@ async fn form(
     let idle = live.commands.idle_timeout;
     let mut written = Vec::new();
     let mut targets = BTreeSet::new();
-    // The memory of the paths and of the response.
-    let mut charge = live.account.charge();
     loop {
         step.begin();
         let part = timeout(idle, parts.next_field()).await;

@@ -6,7 +6,6 @@ mod subscription;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::Signal;
@@ -20,7 +19,7 @@ use super::commands::messages::{
 };
 use super::error::{EnvdError, Result, RpcCode};
 use super::rpc::envelope::EnvelopeReader;
-use super::rpc::{self, CallKind, CallTimes, Empty, RpcCall, StreamItems};
+use super::rpc::{self, CallKind, CallTimes, Empty, LargeMessage, RpcCall, StreamItems};
 use crate::envd::RunningSandbox;
 
 /// Time limit for a killed command to end; it usually takes milliseconds.
@@ -59,14 +58,25 @@ pub(crate) async fn call(
         }
         // The request has no fields.
         "List" => {
-            let processes = live.commands.list();
-            Json(ListResponse { processes }).into_response()
+            let listed = list(live).await;
+            listed.map_or_else(EnvdError::into_rpc, LargeMessage::into_response)
         }
         "Update" => call.unary(|request| update(live, request)).await,
         "SendInput" => call.unary(|request| send_input(live, request)).await,
         "SendSignal" => call.unary(|request| send_signal(live, request)).await,
         _ => call.unary(|request| close_stdin(live, request)).await,
     }
+}
+
+async fn list(live: &RunningSandbox) -> Result<LargeMessage> {
+    let processes = live.commands.list();
+    let size_bytes = processes.iter().map(|it| it.config.size_bytes()).sum();
+    LargeMessage::new(
+        ListResponse { processes },
+        size_bytes,
+        live.account.charge(),
+    )
+    .await
 }
 
 async fn start_call(

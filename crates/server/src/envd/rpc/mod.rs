@@ -12,7 +12,6 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -52,11 +51,8 @@ impl IntoResponse for Empty {
     }
 }
 
-/// A large response to a unary call, charged until it is sent.
-pub(crate) struct LargeMessage {
-    json: Bytes,
-    charge: MemoryCharge,
-}
+/// A large response, charged until it is sent.
+pub(crate) struct LargeMessage(Bytes);
 
 impl LargeMessage {
     /// Serializes a message of about `size_bytes`, for which `charge` grows.
@@ -68,21 +64,13 @@ impl LargeMessage {
         charge.grow(size_bytes)?;
         let json = tasks::compute(size_bytes, move || serde_json::to_vec(&message));
         let json = json.await?.unwrap_or_default();
-        Ok(Self {
-            json: json.into(),
-            charge,
-        })
+        Ok(Self(body::charged(json.into(), charge)))
     }
 }
 
 impl IntoResponse for LargeMessage {
     fn into_response(self) -> Response {
-        let Self { json, charge } = self;
-        let body = Full::from(json).map_frame(move |frame| {
-            let _held = &charge;
-            frame
-        });
-        ([(header::CONTENT_TYPE, UNARY_TYPE)], Body::new(body)).into_response()
+        ([(header::CONTENT_TYPE, UNARY_TYPE)], self.0).into_response()
     }
 }
 
