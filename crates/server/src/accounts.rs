@@ -243,7 +243,7 @@ pub(crate) struct MemoryCharge {
     bytes: usize,
 }
 
-/// What a request needs is used up.
+/// A resource that a request needs is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResourceExhausted {
     /// The memory of a sandbox, or of its key or of the server.

@@ -49,7 +49,7 @@ impl Unanswered {
         }
     }
 
-    /// No server listens there.
+    /// Returns the reason of a port without a server.
     pub(crate) fn closed() -> Self {
         let message = "The sandbox is running but port is not open";
         Self::new(StatusCode::BAD_GATEWAY, message)

@@ -13,7 +13,7 @@ use cantle_core::sandbox::{
     Signal,
 };
 use futures_util::StreamExt as _;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -114,7 +114,7 @@ impl RunningCommand {
     }
 
     /// Drives a command until it has ended and all subscribers have received its end, or have read nothing for the idle
-    /// time.
+    /// time. Its slot is free before they receive it.
     ///
     /// # Errors
     /// If the sandbox ended first.
@@ -124,6 +124,7 @@ impl RunningCommand {
         output: Option<OutputStream>,
         requests: mpsc::Receiver<ControlCall>,
         idle_timeout: Duration,
+        slot: OwnedSemaphorePermit,
     ) -> Result<(), SandboxError> {
         let control = async {
             // Dropped with the end of the command, which fails the requests that wait.
@@ -164,6 +165,7 @@ impl RunningCommand {
             self.end.send_replace(Some((Instant::now(), event.clone())));
             std::mem::take(&mut *subscribers)
         };
+        drop(slot);
         for subscriber in subscribers {
             // Fails if the subscriber is gone.
             let _ = timeout(idle_timeout, subscriber.send(event.clone())).await;

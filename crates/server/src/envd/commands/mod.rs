@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use self::command::RunningCommand;
 use self::messages::{ProcessInfo, Selector};
 use crate::envd::error::{EnvdError, Result};
@@ -20,6 +22,8 @@ const MAX_RETAINED: usize = 4096;
 /// Commands by process id.
 pub(crate) struct Commands {
     max: usize,
+    /// Of commands that are being started or run.
+    slots: Arc<Semaphore>,
     /// How long a subscriber may read nothing.
     pub(crate) idle_timeout: Duration,
     table: Mutex<CommandTable>,
@@ -28,48 +32,31 @@ pub(crate) struct Commands {
 #[derive(Default)]
 struct CommandTable {
     by_pid: HashMap<u32, Arc<RunningCommand>>,
-    /// Commands being started.
-    starting: usize,
     /// For backends that report no process id.
     last_synthetic_pid: u32,
 }
 
-/// A reserved slot for a command that is being started.
-pub(crate) struct CommandSlot<'t>(&'t Commands);
-
-impl Drop for CommandSlot<'_> {
-    fn drop(&mut self) {
-        let mut table = self.0.table.lock();
-        table.starting = table.starting.saturating_sub(1);
-    }
-}
-
 impl Commands {
     pub(crate) fn new(max: usize, idle_timeout: Duration) -> Self {
+        let max = max.min(Semaphore::MAX_PERMITS);
         Self {
             max,
+            slots: Arc::new(Semaphore::new(max)),
             idle_timeout,
             table: Mutex::default(),
         }
     }
 
-    /// Reserves a slot.
-    pub(crate) fn reserve(&self) -> Result<CommandSlot<'_>> {
-        let mut table = self.table.lock();
-        table.evict();
-        let running = table
-            .by_pid
-            .values()
-            .filter(|command| command.time_since_end().is_none());
-        if running.count() + table.starting >= self.max {
-            let message = format!(
+    /// Takes the slot of a command until it has ended, after the removal of commands that ended long ago.
+    pub(crate) fn reserve(&self) -> Result<OwnedSemaphorePermit> {
+        self.table.lock().evict();
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        slot.map_err(|_| {
+            EnvdError::exhausted(format!(
                 "the sandbox has reached its maximum number of running commands ({})",
                 self.max
-            );
-            return Err(EnvdError::exhausted(message));
-        }
-        table.starting += 1;
-        Ok(CommandSlot(self))
+            ))
+        })
     }
 
     /// Returns an id for a command whose backend reports none.
@@ -81,10 +68,8 @@ impl Commands {
     }
 
     pub(crate) fn add(&self, command: &Arc<RunningCommand>) {
-        self.table
-            .lock()
-            .by_pid
-            .insert(command.pid, Arc::clone(command));
+        let mut table = self.table.lock();
+        table.by_pid.insert(command.pid, Arc::clone(command));
     }
 
     /// Finds a command; it may have ended.

@@ -98,13 +98,12 @@ pub(crate) async fn start(
     let events = command.subscribe();
     let idle = live.commands.idle_timeout;
     live.commands.add(&command);
-    drop(slot);
     let (ended, gone) = (live.ended.clone(), live.gone.clone());
     live.tasks.spawn(async move {
         // Keeps the sandbox until the command has ended.
         let _held = (sandbox_use, descriptors);
         tokio::select! {
-            result = command.drive(process, output, requests, idle) => if result.is_err() {
+            result = command.drive(process, output, requests, idle, slot) => if result.is_err() {
                 gone.cancel();
             },
             () = ended.cancelled() => {}
