@@ -1,7 +1,6 @@
 //! Creating sandboxes: `POST /v2/sandboxes`, and `POST /sandboxes` of older SDKs.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -11,14 +10,15 @@ use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::idempotency::{IdempotencyCache, IdempotencyState};
+use super::idempotency::IdempotencyState;
 use super::{Client, ControlState, network, parse, read, responses};
 use crate::accounts::Account;
 use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, SandboxSpec};
 
-const V1_LIFETIME: Duration = Duration::from_secs(15);
-const V2_LIFETIME: Duration = Duration::from_secs(300);
+/// Lifetimes of sandboxes for which none is requested, by version of the API.
+pub(super) const V1_SECONDS: u64 = 15;
+pub(super) const V2_SECONDS: u64 = 300;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -44,34 +44,15 @@ struct AutoResume {
     enabled: bool,
 }
 
-pub(super) async fn v1(
-    client: Client,
-    State(state): State<ControlState>,
-    headers: HeaderMap,
-    request: Body,
-) -> ApiResult<Response> {
-    create(client, &state.idempotency, &headers, request, V1_LIFETIME).await
-}
-
-pub(super) async fn v2(
-    client: Client,
-    State(state): State<ControlState>,
-    headers: HeaderMap,
-    request: Body,
-) -> ApiResult<Response> {
-    create(client, &state.idempotency, &headers, request, V2_LIFETIME).await
-}
-
-async fn create(
+pub(super) async fn create<const DEFAULT_SECONDS: u64>(
     Client { fleet, owner }: Client,
-    idempotency: &Arc<IdempotencyCache>,
-    headers: &HeaderMap,
+    State(ControlState { idempotency, .. }): State<ControlState>,
+    headers: HeaderMap,
     request: Body,
-    default_lifetime: Duration,
 ) -> ApiResult<Response> {
     let mut kept = Account::new(&fleet.accounts, &owner).charge();
     let bytes = read(request, &mut kept).await?;
-    let pending = match idempotency_key(headers)? {
+    let pending = match idempotency_key(&headers)? {
         None => None,
         Some(key) => match idempotency.begin(&owner, key, &bytes)? {
             IdempotencyState::Completed(id) => {
@@ -82,7 +63,7 @@ async fn create(
             IdempotencyState::Started(pending) => Some(pending),
         },
     };
-    let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime)?;
+    let (spec, lifetime) = parse_spec(&fleet, &bytes, Duration::from_secs(DEFAULT_SECONDS))?;
     let creating = fleet.finish(|fleet| async move {
         let member = fleet.create(owner, spec, lifetime, kept).await?;
         // Above all if the client has disconnected, which will repeat its request.

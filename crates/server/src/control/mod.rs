@@ -24,6 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use self::create::{V1_SECONDS, V2_SECONDS, create};
 use self::idempotency::IdempotencyCache;
 use crate::accounts::{Account, MemoryCharge};
 use crate::address;
@@ -110,8 +111,8 @@ impl Control {
             idempotency: Arc::default(),
         };
         let router = Router::new()
-            .route("/sandboxes", post(create::v1).get(list::all))
-            .route("/v2/sandboxes", post(create::v2).get(list::pages))
+            .route("/sandboxes", post(create::<V1_SECONDS>).get(list::all))
+            .route("/v2/sandboxes", post(create::<V2_SECONDS>).get(list::pages))
             .route("/sandboxes/metrics", get(usage::many))
             .route(
                 "/sandboxes/{id}",
