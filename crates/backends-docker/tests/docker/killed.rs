@@ -44,10 +44,7 @@ fn entries(directory: &Path) -> usize {
 /// Those of a remote engine are invisible, but end with their containers.
 fn marked(mark: RunId) -> Vec<String> {
     let mark = mark.to_string();
-    let carries = |environment: Vec<u8>| {
-        let mut parts = environment.windows(mark.len());
-        parts.any(|part| part == mark.as_bytes())
-    };
+    let carries = |environment: Vec<u8>| String::from_utf8_lossy(&environment).contains(&mark);
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter(|process| std::fs::read(process.path().join("environ")).is_ok_and(carries))

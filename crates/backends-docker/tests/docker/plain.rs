@@ -9,6 +9,7 @@ use cantle_core::sandbox::{
 use cantle_testkit::conformance::{SandboxOptions, sandbox_with};
 
 use futures_util::StreamExt as _;
+use tokio::time::sleep;
 
 use crate::support::{DEADLINE, TestEngine, eventually, open, stdout};
 
@@ -200,11 +201,16 @@ async fn interrupted_read_of_a_range_does_not_look_complete() {
         read.next().await.unwrap().unwrap();
         let line = "for process in /proc/[0-9]*; do case $(cat $process/comm 2>/dev/null) in \
                     head|tail) kill -KILL ${process#/proc/} ;; esac; done; true";
-        stdout(&*sandbox, line).await;
-        let mut last = Ok(());
-        while let Some(piece) = read.next().await {
-            last = piece.map(drop);
-        }
+        // Slowly, so that the file doesn't end first; some engines end nothing while output is not read.
+        let reading = async {
+            let mut last = Ok(());
+            while let Some(piece) = read.next().await {
+                last = piece.map(drop);
+                sleep(Duration::from_millis(5)).await;
+            }
+            last
+        };
+        let (last, _) = tokio::join!(reading, stdout(&*sandbox, line));
         assert_eq!(last.unwrap_err().kind(), SandboxErrorKind::Io, "{offset}");
     }
     sandbox.close().await.unwrap();

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 pub(crate) fn marked(mark: &str) -> Vec<u32> {
     let carries = |pid: u32, file: &str| {
         let content = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        content
-            .windows(mark.len())
-            .any(|part| part == mark.as_bytes())
+        String::from_utf8_lossy(&content).contains(mark)
     };
     all()
         .filter(|pid| *pid != std::process::id())

@@ -129,11 +129,8 @@ impl Token {
                 continue;
             };
             let carries = |file| {
-                fs::read(entry.path().join(file)).is_ok_and(|content| {
-                    content
-                        .windows(self.0.len())
-                        .any(|part| part == self.0.as_bytes())
-                })
+                fs::read(entry.path().join(file))
+                    .is_ok_and(|content| String::from_utf8_lossy(&content).contains(&*self.0))
             };
             if pid != std::process::id() && (carries("cmdline") || carries("environ")) {
                 alive.push(pid);

@@ -387,10 +387,7 @@ impl ServerFiles {
 
 /// Returns the processes with `mark` in their environment.
 fn marked(mark: &str) -> Vec<u32> {
-    let carries = |environment: Vec<u8>| {
-        let mut parts = environment.windows(mark.len());
-        parts.any(|part| part == mark.as_bytes())
-    };
+    let carries = |environment: Vec<u8>| String::from_utf8_lossy(&environment).contains(mark);
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes
         .filter(|process| fs::read(process.path().join("environ")).is_ok_and(carries))

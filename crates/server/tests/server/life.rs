@@ -324,9 +324,7 @@ fn processes_with(mark: &str) -> usize {
     processes
         .filter(|process| {
             let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-            environment
-                .windows(mark.len())
-                .any(|part| part == mark.as_bytes())
+            String::from_utf8_lossy(&environment).contains(mark)
         })
         .count()
 }

@@ -231,9 +231,7 @@ fn is_tagged(pid: i32, tag: &str) -> bool {
     for _ in 0..1_000 {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         if !environment.is_empty() || !replaces_its_program(pid) {
-            return environment
-                .windows(tag.len())
-                .any(|it| it == tag.as_bytes());
+            return String::from_utf8_lossy(&environment).contains(tag);
         }
         std::thread::yield_now();
     }
