@@ -32,8 +32,8 @@ impl Root {
             file,
             path: path.clone(),
             size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-            // The kernel refuses more, where no file has bytes.
-            offset: range.offset.min(i64::MAX.unsigned_abs()),
+            // Of ranges that end beyond `i64::MAX`, the kernel refuses to read anything.
+            offset: range.offset.min(1 << 62),
             left_bytes: range.length.unwrap_or(u64::MAX),
         };
         let first = reader.next()?;
