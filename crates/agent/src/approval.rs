@@ -3,7 +3,6 @@
 //! A rule allows, denies or asks about a call, by its tool and arguments. A decision is bound to the
 //! arguments it was made for: to their digest, which the request carries and the answer must repeat.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -11,6 +10,7 @@ use cantle_core::ids::RunId;
 use cantle_core::tool::{Decision, ToolSpec};
 use globset::{GlobBuilder, GlobMatcher};
 use indexmap::IndexMap;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};

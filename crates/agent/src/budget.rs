@@ -3,12 +3,12 @@
 //! The state machine counts turns. Everything else is counted here, since the spending of sub-agents
 //! counts against the budgets of all runs above them: each account adds to its parent.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::ledger::{Ledger, ModelCall};
 use cantle_core::llm::ModelInfo;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::resource::Resource;

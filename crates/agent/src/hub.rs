@@ -4,7 +4,6 @@
 //! limit the oldest text of a delta is dropped, then the oldest delta, so that a slow reader uses bounded
 //! memory and never delays the run.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use std::time::SystemTime;
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use futures_core::Stream;
+use parking_lot::Mutex;
 
 /// Maximum size of a waiting delta.
 const MAX_DELTA_BYTES: usize = 64 * 1024;

@@ -1,6 +1,5 @@
 //! The visible progress of a sub-agent, from its events.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
 use cantle_core::usage::TokenUsage;
+use parking_lot::Mutex;
 
 /// The progress of one sub-agent and those below it.
 #[derive(Debug, Default)]

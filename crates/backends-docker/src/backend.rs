@@ -1,6 +1,5 @@
 //! The backend: configuration from which sandboxes are opened.
 
-use parking_lot::Mutex as SyncMutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::time::Duration;
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_core::secret::SecretText;
 use cantle_core::tool::Progress;
+use parking_lot::Mutex as SyncMutex;
 use tokio::sync::{Mutex, OnceCell};
 use tokio::task::JoinSet;
 

@@ -1,11 +1,11 @@
 //! How commands run and files are accessed: by the supervisor in the container, or by execs of the engine.
 
-use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::sync::Arc;
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::SandboxError;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 

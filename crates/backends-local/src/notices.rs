@@ -3,7 +3,6 @@
 //! A user has few inotify instances, so all sandboxes of a backend share one. A watch reports one change and ends:
 //! commands that change files all the time cost one event for each notice, however many changes they make.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs;
@@ -12,6 +11,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use cantle_core::sandbox::{ChangeNotice, SandboxError, SandboxErrorKind, SandboxPath};
+use parking_lot::Mutex;
 use rustix::fs::inotify::{
     CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch,
 };

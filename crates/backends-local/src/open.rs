@@ -1,12 +1,12 @@
 //! Opening a sandbox: its directory and the state its commands share.
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use cantle_command_driver::check_environment;
 use cantle_core::sandbox::{SandboxContext, SandboxError, SandboxInfo, Survival};
+use parking_lot::Mutex;
 
 use crate::engine;
 use crate::environment;

@@ -1,12 +1,13 @@
 //! The state that a sandbox shares with its commands.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 #[cfg(confined)]
 use cantle_core::sandbox::Connections;

@@ -3,7 +3,6 @@
 //! It is started from memory by `posix_spawn`, so that neither the size of this process nor changes to its
 //! executable file matter.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use cantle_supervisor::PROGRAM;
 use cantle_supervisor::wire::{Order, REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;

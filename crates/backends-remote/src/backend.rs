@@ -2,7 +2,6 @@
 
 mod builder;
 
-use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use cantle_core::sandbox::{
     Backend, Enforcement, Isolation, Sandbox, SandboxContext, SandboxError, SandboxHandle,
     SandboxInfo, SandboxPath, Survival,
 };
+use parking_lot::{Mutex, RwLock};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;

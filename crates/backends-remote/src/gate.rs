@@ -2,9 +2,9 @@
 //!
 //! Clones of a backend share one gate, so that sessions starting together stay below the service's limit.
 
-use parking_lot::Mutex;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 

@@ -1,6 +1,5 @@
 //! The service: creation and removal of sandboxes that complete even if their caller is dropped.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{Enforcement, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
+use parking_lot::Mutex;
 use reqwest::Url;
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;

@@ -1,6 +1,5 @@
 //! The state of a sandbox at the service: its lifetime, pausing, and detection of its loss.
 
-use parking_lot::{Mutex, RwLock as SyncRwLock};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -10,6 +9,7 @@ use std::time::Duration;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath};
 use cantle_core::secret::SecretText;
+use parking_lot::{Mutex, RwLock as SyncRwLock};
 use serde_json::{Map, Value};
 use tokio::select;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};

@@ -5,7 +5,6 @@
 //! now. Results that differ are reported at the end. Calls that were refused when recorded are refused
 //! with the same reason.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use cantle::clients::replay::{RecordedResult, ReplayClient};
 use cantle::core::content::Content;
 use cantle::core::message::ToolCall;
 use cantle::core::tool::{Answer, AskUser, Question, ToolError};
+use parking_lot::Mutex;
 
 /// Prefix of the result of a refused call; the reason follows.
 const REFUSED_PREFIX: &str = "Not run: ";

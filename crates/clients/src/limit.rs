@@ -18,10 +18,10 @@
 mod adaptive;
 mod bucket;
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::adaptive::AdaptiveRate;

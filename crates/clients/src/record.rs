@@ -24,7 +24,6 @@
 
 mod results;
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -38,6 +37,7 @@ use cantle_core::llm::{
 use cantle_core::message::AssistantBlock;
 use cantle_core::secret::SecretText;
 use futures_util::{TryStreamExt as _, stream};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
 

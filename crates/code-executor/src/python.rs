@@ -1,6 +1,5 @@
 //! `run_python`: code in the session's sandbox, and the files that it makes.
 
-use parking_lot::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,6 +10,7 @@ use cantle_core::sandbox::{
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use cantle_files::{Files, NewFile};
 use cantle_python::one_shot;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::output::{CallResult, time_limit};

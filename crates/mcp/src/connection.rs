@@ -1,6 +1,5 @@
 //! The connection to one server: its start, its tools, its calls, and its recovery.
 
-use parking_lot::Mutex as SyncMutex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use cantle_core::policy::Policy;
 use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
 use futures_util::FutureExt as _;
+use parking_lot::Mutex as SyncMutex;
 use rmcp::RoleClient;
 use rmcp::model::{
     CallToolRequestParams, CallToolResult, JsonObject, ProtocolVersion, SubscriptionFilter, Tool,

@@ -1,10 +1,10 @@
 //! Requests and notifications of a server: progress and questions to the user. Sampling is refused.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_core::escape::{for_display, shorten};
 use cantle_core::tool::{Answer, Question, ToolContext, ToolError};
+use parking_lot::Mutex;
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
     ErrorData, Implementation, ProgressNotificationParam, ProtocolVersion,

@@ -1,6 +1,5 @@
 //! The transport over the pipes of a process in a sandbox: one JSON message per line.
 
-use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -16,6 +15,7 @@ use cantle_core::sandbox::{
 };
 use cantle_core::secret::SecretText;
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use rmcp::RoleClient;
 use rmcp::model::{ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};

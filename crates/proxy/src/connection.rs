@@ -2,7 +2,6 @@
 //!
 //! A connection carries one request, so a check for one host never applies to another.
 
-use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -20,6 +19,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::time::timeout;

@@ -1,10 +1,11 @@
 //! The log of refused hosts, for the results of commands.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 /// Maximum number of entries; the oldest are dropped.
 const MAX_ENTRIES: usize = 32;

@@ -4,10 +4,10 @@
 //! reserved for them, so that no key can take the last places of the others; the other half belongs to
 //! whoever comes first. A server with one key, or without keys, gives everything to its clients.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
 use crate::keys::Keys;

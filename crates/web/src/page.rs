@@ -1,6 +1,5 @@
 //! The tool `fetch_web_page`.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use cantle_core::content::{Content, ImageLimits, Media, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, on_thread};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;

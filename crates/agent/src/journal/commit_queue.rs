@@ -5,12 +5,12 @@
 //! up, because the file system is in memory or the disk has a write cache, short commits are written
 //! on the caller's thread.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 

@@ -1,12 +1,13 @@
 //! Writing a journal.
 
-use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::commit_queue::CommitQueue;
 use super::format::{End, Entry, Line};

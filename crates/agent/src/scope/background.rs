@@ -1,12 +1,12 @@
 //! The background sub-agents of one run: their tasks, ids and results. Their ends reach the driver as
 //! facts, through the channel of user messages.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::ledger::Ledger;
+use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::task::JoinSet;

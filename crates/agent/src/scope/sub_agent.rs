@@ -1,12 +1,12 @@
 //! The tools of an agent, and the interface between a run and the sub-agents it calls.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::background::SubAgentReport;

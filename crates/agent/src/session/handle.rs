@@ -1,6 +1,5 @@
 //! The session and how it is opened, for new runs or to resume one.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use cantle_core::content::Content;
 use cantle_core::ids::RunId;
 use cantle_core::message::{Message, SharedMessage, history as histories};
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::DropGuard;
 

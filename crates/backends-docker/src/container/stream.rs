@@ -1,6 +1,5 @@
 //! The standard streams of a process in a container.
 
-use parking_lot::Mutex;
 use std::future::ready;
 use std::io;
 use std::pin::Pin;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use bollard::container::LogOutput;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
 
 /// Bytes of standard error that are kept for error messages.

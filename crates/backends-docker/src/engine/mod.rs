@@ -3,7 +3,6 @@
 pub(crate) mod address;
 pub(crate) mod failure;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use cantle_tls::{TlsError, TlsOptions};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::address::{Address, EngineLocator, TlsFiles};
 use self::failure::{request_failed, unreachable};

@@ -8,7 +8,6 @@ mod exec;
 mod files;
 mod process;
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use cantle_command_driver::{CommandDriver, CommandLimits};
@@ -16,6 +15,7 @@ use cantle_core::policy::Limits;
 use cantle_core::sandbox::{
     Background, Command, Process, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

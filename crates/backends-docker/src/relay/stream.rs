@@ -3,7 +3,6 @@
 //! An inbox holds a command's reports, the credit of its input and the senders of its output channels. The
 //! stream's reader (see `link`) fills it without waiting for a consumer.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use cantle_supervisor::frames::{
     MAX_PAYLOAD, OUTPUT_WINDOW, Request, StdioMode, cost,
 };
 use cantle_supervisor::wire::Report;
+use parking_lot::Mutex;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;

@@ -3,7 +3,6 @@
 //! A command is a process group. A process that leaves its group (`setsid`) is neither listed nor killed, and
 //! of a policy only the environment is enforced, which the sandbox reports.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, Exit, ExitStatus, Isolation, SandboxError};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid,

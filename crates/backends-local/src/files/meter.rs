@@ -1,11 +1,11 @@
 //! Limits of disk usage that no file system enforces: usage is measured, and what this process writes is
 //! counted in between.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+use parking_lot::Mutex;
 
 use super::Root;
 use super::usage::{DiskUsage, Unreadable};

@@ -20,7 +20,6 @@ mod usage;
 mod walk;
 mod write;
 
-use parking_lot::Mutex;
 use std::fs::{File, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
@@ -29,6 +28,7 @@ use std::sync::Arc;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, Dir, DirEntry, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, open,
     openat, statat,

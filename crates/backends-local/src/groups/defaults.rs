@@ -2,7 +2,6 @@
 //!
 //! The memory limit holds for all sandboxes of a backend together, in a control group that they share.
 
-use parking_lot::Mutex;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -10,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Limits, Policy};
+use parking_lot::Mutex;
 
 use super::{Group, Hierarchy, Version, hierarchies, value};
 use crate::mode::is_confined;

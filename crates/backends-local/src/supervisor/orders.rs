@@ -3,7 +3,6 @@
 //! The socket holds some 200 orders, which a busy init leaves there. Orders that need no answer are then kept
 //! here, and a thread sends them, so that neither the runtime nor a destructor ever waits for init.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 use cantle_supervisor::wire::Order;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

@@ -1,6 +1,5 @@
 //! The builder of a [`RemoteBackend`].
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use cantle_command_driver::check_environment;
 use cantle_core::sandbox::SandboxError;
 use cantle_core::secret::SecretText;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::RemoteBackend;

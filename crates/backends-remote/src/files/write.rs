@@ -1,6 +1,5 @@
 //! Writing of files: to a temporary file, renamed when complete.
 
-use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +10,7 @@ use cantle_core::sandbox::{
     ByteStream, FileKind, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
 };
 use futures_util::{Stream, StreamExt as _, stream};
+use parking_lot::Mutex;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method};
 use serde_json::json;

@@ -1,10 +1,10 @@
 //! Recorded tool results.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use cantle_core::content::Content;
 use cantle_core::message::ToolCall;
+use parking_lot::Mutex;
 
 use super::RecordingFile;
 use crate::recording::{RecordingLine, ResultLine};

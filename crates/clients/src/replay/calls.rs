@@ -1,11 +1,11 @@
 //! Recorded calls, indexed by request.
 
-use parking_lot::Mutex;
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
 use cantle_core::message::{Message, SharedMessage, ToolCall, UserKind};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::difference::describe_difference;

@@ -1,10 +1,10 @@
 //! Recorded tool results, indexed by call.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 
 use cantle_core::content::Content;
 use cantle_core::message::{Message, ToolCall};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::difference::describe_difference;

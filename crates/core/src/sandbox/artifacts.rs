@@ -1,6 +1,5 @@
 //! Artifacts: the files that changed between two walks, described and copied into a sink.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -10,6 +9,7 @@ use async_trait::async_trait;
 use auto_impl::auto_impl;
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 

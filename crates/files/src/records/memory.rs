@@ -1,9 +1,9 @@
 //! A catalogue in memory.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::Records;

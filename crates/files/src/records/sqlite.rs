@@ -1,6 +1,5 @@
 //! A catalogue in a SQLite file.
 
-use parking_lot::Mutex;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Params, TransactionBehavior};
 use uuid::Uuid;
 

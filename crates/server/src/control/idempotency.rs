@@ -1,10 +1,10 @@
 //! Idempotency keys: repeated requests whose response was lost.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use crate::api_error::{ApiError, ApiResult};

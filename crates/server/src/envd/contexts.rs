@@ -1,6 +1,5 @@
 //! The contexts of a sandbox.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +7,7 @@ use std::time::Instant;
 
 use cantle_core::code::CodeSession;
 use cantle_core::sandbox::SandboxPath;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;

@@ -1,11 +1,11 @@
 //! Metadata of files: of uploaded ones (`X-Metadata-NAME: value`), stored in memory, and what commands have stored with
 //! a file as extended attributes.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 
 use cantle_core::sandbox::{MAX_ATTRIBUTES_BYTES, SandboxErrorKind, SandboxPath};
 use http::HeaderMap;
+use parking_lot::Mutex;
 
 use super::SandboxUse;
 use super::error::{EnvdError, Result};

@@ -1,10 +1,10 @@
 //! A running sandbox: its current users, commands and watchers.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxPath};
+use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

@@ -1,6 +1,5 @@
 //! One sandbox of the fleet: its definition, state and deadline.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use cantle_core::policy::Network;
 use cantle_core::sandbox::SandboxHandle;
 use cantle_core::secret::SecretText;
 use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;

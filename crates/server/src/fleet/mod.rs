@@ -6,7 +6,6 @@
 mod member;
 mod store;
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::ops::RangeInclusive;
@@ -23,6 +22,7 @@ use cantle_core::sandbox::{
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;

@@ -4,7 +4,6 @@
 //! closed after some time without a call, or earlier if a principal of the same key needs the place and no other
 //! sandbox has been unused for longer.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use cantle_core::ids::RunId;
 use cantle_core::principal::{Principal, PrincipalId};
 use cantle_core::sandbox::{Sandbox, SandboxError};
 use futures_util::stream::{self, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

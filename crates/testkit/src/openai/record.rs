@@ -1,11 +1,11 @@
 //! The requests that the server received and the usage that it reported.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::request::Request;

@@ -1,6 +1,5 @@
 //! A user interface for programs: questions arrive on a channel and are answered by id.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::{Either, select};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{Answer, AskUser, InvalidAnswer, Question, QuestionId, no_user};

@@ -3,7 +3,6 @@
 //! A subscriber that reads nothing for the idle time is dropped. Output without subscribers is
 //! discarded, as in envd.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use cantle_core::sandbox::{
     Signal,
 };
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

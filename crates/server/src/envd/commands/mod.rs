@@ -3,11 +3,11 @@
 pub(crate) mod command;
 pub(crate) mod messages;
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::command::RunningCommand;

@@ -1,10 +1,10 @@
 //! The latest uploads of new files. In E2B's sandboxes they change the owner of the file, which watchers report.
 
-use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use cantle_core::sandbox::SandboxPath;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::accounts::{MemoryCharge, ResourceExhausted};

@@ -1,11 +1,11 @@
 //! Watchers: the watched directories of one sandbox, up to a maximum number.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{ChangeNotice, SandboxPath};
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;

@@ -1,6 +1,5 @@
 //! Test bench of a case: a fresh sandbox and short helpers.
 
-use parking_lot::Mutex;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use cantle_core::sandbox::{
     SandboxContext, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
