@@ -1,13 +1,12 @@
 //! HTTP client for the API and for sandboxes, with explanations of failed connections.
 
-use std::error::Error as StdError;
 use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
-use cantle_tls::{ClientConfig, TlsOptions};
+use cantle_tls::{ClientConfig, TlsOptions, causes, root_cause};
 use reqwest::{Client, Response, Url, redirect};
 use tokio::time::timeout;
 
@@ -137,7 +136,7 @@ impl From<reqwest::Error> for RequestError {
     fn from(error: reqwest::Error) -> Self {
         // The URL may have a query, so it is kept out of the message.
         let error = error.without_url();
-        let io_error = chain(&error).find_map(|error| error.downcast_ref::<io::Error>());
+        let io_error = causes(&error).find_map(|error| error.downcast_ref::<io::Error>());
         let (message, advice) = if error.is_timeout() {
             (
                 "the connection timed out".to_owned(),
@@ -173,15 +172,4 @@ impl From<reqwest::Error> for RequestError {
             may_have_succeeded: !error.is_connect() && !error.is_timeout() && !error.is_builder(),
         }
     }
-}
-
-fn chain<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
-}
-
-/// The innermost cause; the errors around it only name the layers it passed through.
-fn root_cause(error: &(dyn StdError + 'static)) -> String {
-    chain(error).last().unwrap_or(error).to_string()
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +72,7 @@ fn is_loopback(url: &Url) -> bool {
 pub(crate) fn http_error<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> Option<&'e StreamableHttpError<reqwest::Error>> {
-    successors(Some(error), |&error| error.source()).find_map(|error| error.downcast_ref())
+    cantle_tls::causes(error).find_map(|error| error.downcast_ref())
 }
 
 /// Describes an error without the URL, whose query may hold a secret.
@@ -96,6 +95,6 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
     if let Some(status) = client_error.status() {
         return format!("status {status}");
     }
-    let cause = successors(client_error.source(), |&error| error.source()).last();
-    cause.map_or_else(|| "the request failed".to_owned(), ToString::to_string)
+    let cause = client_error.source().map(cantle_tls::root_cause);
+    cause.unwrap_or_else(|| "the request failed".to_owned())
 }

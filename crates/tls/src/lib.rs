@@ -1,4 +1,4 @@
-//! TLS client configuration for everything in Cantle that connects to a server.
+//! TLS client configuration for everything in Cantle that connects to a server, and the causes of a failed connection.
 //!
 //! Trusted roots are those of the system, or the ones that `SSL_CERT_FILE` and `SSL_CERT_DIR` name. Where
 //! the system has none, as in an empty container, Mozilla's bundled roots are used. Certificates are always
@@ -206,9 +206,21 @@ impl TlsError {
     }
 }
 
+/// Returns an error and its sources, the innermost one last.
+pub fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// Returns the message of an error's innermost source. The errors around it only name the layers of the HTTP client.
+pub fn root_cause(error: &(dyn StdError + 'static)) -> String {
+    causes(error).last().unwrap_or(error).to_string()
+}
+
 /// Finds the TLS error in an error's chain of sources.
 pub fn find_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
-    std::iter::successors(Some(error), |&error| error.source()).find_map(unwrap_error)
+    causes(error).find_map(unwrap_error)
 }
 
 /// `io::Error::source` skips the error that an I/O error wraps, so that one is inspected here.

@@ -75,9 +75,7 @@ pub(crate) fn request_error(host: &str, error: reqwest::Error) -> WebError {
         let message = format!("the TLS handshake with `{host}` failed: {tls}");
         return WebError::new(WebErrorKind::Tls, message, "Try another source.").with_source(error);
     }
-    let cause =
-        std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source()).last();
-    let cause = cause.map_or_else(String::new, ToString::to_string);
+    let cause = cantle_tls::root_cause(&error);
     let message = format!("the request to `{host}` failed: {cause}");
     let advice = "Check the URL, or try again later.";
     WebError::new(WebErrorKind::Unreachable, message, advice).with_source(error)

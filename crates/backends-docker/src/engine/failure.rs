@@ -1,6 +1,5 @@
 //! Errors of the container engine, and of the connection to it.
 
-use std::error::Error as StdError;
 use std::io;
 
 use bollard::errors::Error;
@@ -102,8 +101,7 @@ pub(crate) fn unreachable(address: &Address, error: &Error) -> SandboxError {
 }
 
 fn innermost_io(error: &Error) -> Option<&io::Error> {
-    let error: &(dyn StdError + 'static) = error;
-    std::iter::successors(Some(error), |&error| error.source())
+    cantle_tls::causes(error)
         .filter_map(|error| error.downcast_ref())
         .last()
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::llm::{LlmError, LlmErrorKind};
+use cantle_tls::root_cause;
 use reqwest::Response;
 use tokio::time::timeout;
 
-use super::causes::root_cause;
 use super::timeouts::seconds;
 
 /// Maximum size of a turn in bytes, far above that of a model's longest one.

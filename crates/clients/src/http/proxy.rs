@@ -8,10 +8,10 @@ use std::env;
 use std::net::IpAddr;
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
+use cantle_tls::root_cause;
 use ipnet::IpNet;
 use reqwest::Url;
 
-use super::causes::root_cause;
 use super::settings::invalid;
 
 /// The proxy for a URL.

@@ -3,8 +3,9 @@
 use std::io;
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
+use cantle_tls::root_cause;
 
-use super::causes::{io_kind, is_not_http, root_cause};
+use super::causes::{io_kind, is_not_http};
 use super::errors::ErrorContext;
 
 impl ErrorContext {
