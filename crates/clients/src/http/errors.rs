@@ -269,8 +269,10 @@ fn read_report(error: &Value) -> ErrorReport {
         Some(value) => text(value).unwrap_or_else(|| value.to_string()),
         None => String::new(),
     };
-    // OpenRouter's message is only "Provider returned error"; the provider's own message is here.
-    if let Some(raw) = error.pointer("/metadata/raw").and_then(text) {
+    // OpenRouter's message is only "Provider returned error"; the provider's own error is here, as text or as JSON.
+    let raw = error.pointer("/metadata/raw");
+    if let Some(raw) = raw.filter(|raw| !raw.is_null()) {
+        let raw = text(raw).unwrap_or_else(|| raw.to_string());
         message = format!("{message}: {raw}");
     }
 

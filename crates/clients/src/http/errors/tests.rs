@@ -156,6 +156,31 @@ fn messages_and_advice() {
 }
 
 #[test]
+fn the_error_of_a_provider_behind_openrouter_is_quoted() {
+    let error = |raw: serde_json::Value| {
+        let body = json!({"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": raw}}});
+        status_error(400, &[], body.to_string().as_bytes())
+    };
+    for (raw, quoted) in [
+        (json!("unknown field"), ": unknown field"),
+        (
+            json!({"error": {"message": "unknown field"}}),
+            r#": {"error":{"message":"unknown field"}}"#,
+        ),
+        (json!(null), ""),
+    ] {
+        assert_eq!(
+            error(raw).to_string(),
+            format!(
+                "the provider rejected the request: Provider returned error{quoted} (HTTP 400)"
+            )
+        );
+    }
+    let overflow = json!({"message": "This model's maximum context length is 8192 tokens."});
+    assert_eq!(error(overflow).kind(), LlmErrorKind::ContextOverflow);
+}
+
+#[test]
 fn a_missing_key_has_its_own_advice() {
     let context = ErrorContext {
         key: None,
