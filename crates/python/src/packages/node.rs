@@ -242,7 +242,7 @@ impl PackageStore {
         progress: &dyn Progress,
     ) -> Result<NodePackage, PackageError> {
         let (name, version) = (request.name.clone(), &request.version);
-        let configured = of_this_machine();
+        let configured = configured(std::env::var("npm_config_registry").ok(), of_file);
         let id = super::digest(&("npm", 2, &name, version, &configured));
         let names = format!("the npm package: {name}@{version}");
         let installer = NodeInstaller::start(&*self.backend, request, configured);
@@ -391,18 +391,23 @@ async fn run(sandbox: &dyn Sandbox, command: SpawnRequest) -> Result<String, Pac
     }
 }
 
-/// Returns the registry that npm is configured with here.
-fn of_this_machine() -> Option<String> {
-    let from_file = || {
-        let home = std::env::var_os("HOME")?;
-        let text = std::fs::read_to_string(Path::new(&home).join(".npmrc")).ok()?;
-        let value = text.lines().find_map(|line| {
-            line.split_once('=')
-                .filter(|(key, _)| key.trim() == "registry")
-        });
-        value.map(|(_, value)| value.trim().to_owned())
-    };
-    std::env::var("npm_config_registry").ok().or_else(from_file)
+/// Returns the registry that npm is configured with here: that of its variable, or of its file. As for npm, an empty one
+/// is none.
+fn configured(variable: Option<String>, file: impl FnOnce() -> Option<String>) -> Option<String> {
+    let is_set = |registry: &String| !registry.trim().is_empty();
+    let variable = variable.filter(is_set);
+    variable.or_else(|| file().filter(is_set))
+}
+
+/// Returns the registry in the user's file.
+fn of_file() -> Option<String> {
+    let home = std::env::var_os("HOME")?;
+    let text = std::fs::read_to_string(Path::new(&home).join(".npmrc")).ok()?;
+    let value = text.lines().find_map(|line| {
+        line.split_once('=')
+            .filter(|(key, _)| key.trim() == "registry")
+    });
+    value.map(|(_, value)| value.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -419,6 +424,20 @@ mod tests {
             executable: executable.to_owned(),
             program: ProgramFile::of(executable),
             lock: json!({"packages": {"node_modules/server": {"version": "1.0"}}}),
+        }
+    }
+
+    #[test]
+    fn an_empty_registry_is_none() {
+        for (variable, file, expected) in [
+            (Some("https://v"), Some("https://f"), Some("https://v")),
+            (Some(""), Some("https://f"), Some("https://f")),
+            (Some(" "), Some(""), None),
+            (None, Some("https://f"), Some("https://f")),
+            (None, None, None),
+        ] {
+            let found = configured(variable.map(str::to_owned), || file.map(str::to_owned));
+            assert_eq!(found.as_deref(), expected, "{variable:?} {file:?}");
         }
     }
 
