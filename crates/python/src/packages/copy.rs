@@ -1,7 +1,8 @@
 //! Copies of sets, for sandboxes that see none of this machine's files.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,7 +10,6 @@ use cantle_core::sandbox::{Sandbox, SandboxError, SandboxExt as _, SandboxPath, 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
-use tempfile::NamedTempFile;
 
 use super::PackageSet;
 use super::store::archive_of;
@@ -75,7 +75,10 @@ fn archive(directory: &Path) -> io::Result<String> {
     let path = archive_of(directory);
     if !path.exists() {
         // Of this call, because another one may do the same. One that is not completed is removed.
-        let temporary = NamedTempFile::new_in(directory.parent().unwrap_or(directory))?;
+        let temporary = tempfile::Builder::new()
+            // Copies have the archive's mode, and not every sandbox reads them as their owner.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory.parent().unwrap_or(directory))?;
         let encoder = GzEncoder::new(temporary, Compression::fast());
         let mut packed = tar::Builder::new(BufWriter::new(encoder));
         packed.follow_symlinks(false);
@@ -127,6 +130,8 @@ mod tests {
         });
         let whole = archive(&set).unwrap();
         assert!(digests.iter().all(|it| *it == whole), "{digests:?}");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&archive_of(&set)), mode(&set.join("lib/data")));
         assert_eq!(fs::read_dir(store.path()).unwrap().count(), 2);
     }
 }
