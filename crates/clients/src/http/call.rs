@@ -40,8 +40,39 @@ async fn open<D: Dialect>(
 
 /// Returns whether a single JSON body or a proxy's web page came instead of an event stream.
 fn is_single_body(headers: &HeaderMap) -> bool {
-    let kind = headers
+    let content_type = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
-    kind.is_some_and(|kind| kind.starts_with("application/json") || kind.starts_with("text/html"))
+    let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    media_type.starts_with("application/json")
+        || media_type.ends_with("+json")
+        || media_type.starts_with("text/html")
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderMap;
+
+    use super::is_single_body;
+    use crate::http::retry_after::tests::header_map;
+
+    #[test]
+    fn content_types_tell_bodies_from_event_streams() {
+        for (content_type, expected) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("application/problem+json", true),
+            ("application/vnd.api+json ; charset=utf-8", true),
+            ("Text/HTML;charset=utf-8", true),
+            ("text/event-stream", false),
+            ("text/event-stream; note=a+json", false),
+            ("text/plain", false),
+            ("", false),
+        ] {
+            let headers = header_map(&[("content-type", content_type)]);
+            assert_eq!(is_single_body(&headers), expected, "{content_type}");
+        }
+        assert!(!is_single_body(&HeaderMap::new()));
+    }
 }

@@ -385,7 +385,7 @@ fn web_page(headers: &HeaderMap, body: &[u8]) -> Option<String> {
     let is_declared = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| value.starts_with("text/html"));
+        .is_some_and(|value| value.to_ascii_lowercase().starts_with("text/html"));
     let body = String::from_utf8_lossy(body);
     let starts_with = |tag: &str| {
         let start = body.trim_start().get(..tag.len());

@@ -132,7 +132,7 @@ fn messages_and_advice() {
         status_error(404, &[], b"404 page not found\n"),
         status_error(
             404,
-            &[("content-type", "text/html; charset=utf-8")],
+            &[("content-type", "Text/HTML; charset=utf-8")],
             b"<p>no",
         ),
         status_error(429, &[("retry-after", "7")], b"slow down"),
