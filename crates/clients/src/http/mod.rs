@@ -21,6 +21,7 @@ mod retry_after;
 mod settings;
 mod stream;
 mod strict;
+mod surrogates;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timeouts;

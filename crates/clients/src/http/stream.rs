@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::body::BodyChunks;
 use super::dialect::{Dialect, TurnAssembler as _};
 use super::endpoint::Endpoint;
+use super::surrogates::SplitPairs;
 use crate::sse::EventParser;
 
 /// How long to wait for the end of the body after its last event. A connection can be reused only
@@ -28,6 +29,7 @@ pub(super) fn event_stream<D: Dialect>(
     let reader = EventReader {
         body,
         parser: EventParser::default(),
+        pairs: SplitPairs::default(),
         headers,
         assembler: Some(endpoint.dialect.assembler()),
         endpoint,
@@ -42,6 +44,7 @@ pub(super) fn event_stream<D: Dialect>(
 struct EventReader<D: Dialect, B> {
     body: B,
     parser: EventParser,
+    pairs: SplitPairs,
     headers: HeaderMap,
     endpoint: Arc<Endpoint<D>>,
     /// `None` after the end or an error.
@@ -72,9 +75,10 @@ impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
     /// Reads up to the next event with deltas, or one chunk. Breaks at the end of the response.
     async fn advance(&mut self, assembler: &mut D::Assembler) -> Result<ControlFlow<()>, LlmError> {
         while let Some(event) = self.parser.next_event() {
-            let event = event.map_err(|error| {
+            let mut event = event.map_err(|error| {
                 LlmError::protocol("the server sent an event that is not UTF-8").with_source(error)
             })?;
+            event.data = self.pairs.join(event.data);
             let is_last = match event.data.trim() {
                 "" => continue,
                 // OpenAI's last event, which proxies add to other dialects.

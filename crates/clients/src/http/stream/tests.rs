@@ -213,6 +213,39 @@ async fn malformed_events_are_protocol_errors() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_surrogate_pair_in_two_deltas_is_joined() {
+    let delta =
+        |delta: &str| format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}\n\n");
+    let arguments = |text: &str| {
+        delta(&format!(
+            "{{\"tool_calls\":[{{\"index\":0,\"function\":{{\"arguments\":\"{text}\"}}}}]}}"
+        ))
+    };
+    let body = [
+        delta(r#"{"content":"Hi \ud83d"}"#),
+        ": keep-alive\n\n".to_owned(),
+        delta(r#"{"content":"\ude00!"}"#),
+        delta(r#"{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":""}}]}"#),
+        arguments(r#"{\"x\":\"\ud83d"#),
+        arguments(r#"\ude01\"}"#),
+        "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\n"
+            .to_owned(),
+    ];
+    let (events, failed) = text(&body.concat()).await;
+    assert!(failed.is_none(), "{failed:?}");
+    let mut fold = Fold::default();
+    let completion = events.into_iter().find_map(|e| fold.push(e)).unwrap();
+    let call = ToolCall::new(Some("a".to_owned()), "f", r#"{"x":"😁"}"#);
+    assert_eq!(
+        completion.message.blocks,
+        [
+            AssistantBlock::text("Hi 😀!"),
+            AssistantBlock::ToolCall(call)
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn deviations_of_servers_are_accepted() {
     let body = concat!(
         // Azure, before the first choice.
