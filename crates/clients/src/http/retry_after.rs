@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 
 /// Returns the requested delay from `retry-after-ms` (OpenAI, Azure), from `retry-after` in seconds or
 /// as a date, or from LiteLLM's `llm_provider-retry-after`, which forwards its provider's header.
@@ -18,11 +18,11 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         return Duration::try_from_secs_f64(seconds).ok();
     }
     let date = httpdate::parse_http_date(delay).ok()?;
+    // The date is one of the server's clock. With another clock, the delay could exceed every limit.
+    let now = value(DATE.as_str()).and_then(|text| httpdate::parse_http_date(text).ok());
+    let now = now.unwrap_or_else(SystemTime::now);
     // A date in the past means no delay.
-    Some(
-        date.duration_since(SystemTime::now())
-            .unwrap_or(Duration::ZERO),
-    )
+    Some(date.duration_since(now).unwrap_or(Duration::ZERO))
 }
 
 /// Returns the delay that a message asks for: "Please try again in 1m2.5s" (OpenAI, Groq), "Please retry in 19.4s"
@@ -105,6 +105,12 @@ pub(super) mod tests {
             read(&[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")]),
             Some(Duration::ZERO)
         );
+        // By the server's clock.
+        let headers = [
+            ("date", "Wed, 21 Oct 2015 07:28:00 GMT"),
+            ("retry-after", "Wed, 21 Oct 2015 07:28:09 GMT"),
+        ];
+        assert_eq!(read(&headers), Some(Duration::from_secs(9)));
     }
 
     #[test]
