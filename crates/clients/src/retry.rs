@@ -149,7 +149,7 @@ struct Failures {
 pub(crate) struct Retrier {
     pub(crate) policy: RetryPolicy,
     pub(crate) limiter: RateLimiter,
-    /// Whether the client's server answered.
+    /// Whether the client's server answered, if only with a transient error.
     has_answered: Arc<AtomicBool>,
 }
 
@@ -333,6 +333,10 @@ impl<F: Fn(ChatRequest) -> ChatStream + Send> RetriedCall<F> {
             LlmErrorKind::Timeout | LlmErrorKind::Interrupted => failures.broken + 1,
             _ => 0,
         };
+        // A server that is overloaded or restarted has the right address.
+        if error.status().is_some() && error.kind().is_transient() {
+            self.retrier.has_answered.store(true, Ordering::Relaxed);
+        }
         let is_rate_limit = error.kind() == LlmErrorKind::RateLimited;
         let requested = error.retry_after();
         let has_answered = self.retrier.has_answered.load(Ordering::Relaxed);

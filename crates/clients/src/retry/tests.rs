@@ -131,6 +131,16 @@ async fn a_server_that_never_answered_is_given_up_early() {
     let begun = Instant::now();
     retry.complete(request()).await.unwrap_err();
     assert!(begun.elapsed() >= Duration::from_secs(299));
+
+    // A server that reports an overload and is restarted.
+    let restarted = run(RetryPolicy::default(), |attempt| match attempt {
+        0 => vec![Err(
+            LlmError::new(LlmErrorKind::Server, "scripted failure").with_status(503)
+        )],
+        _ => vec![failed(LlmErrorKind::Unreachable)],
+    })
+    .await;
+    assert!(restarted.waited >= Duration::from_secs(299));
 }
 
 #[tokio::test(start_paused = true)]
