@@ -523,6 +523,11 @@ class Parent:
             if self.is_interrupted:
                 self.kill(signal.SIGINT)
         elif isinstance(kind, str) and kind in FRAMES and FRAMES[kind](fields):
+            if kind == "done":
+                # An unreadable value of another field would hide the end of the call from the host.
+                error = fields.get("error")
+                error = error and {name: error[name] for name in ("name", "value", "traceback")}
+                fields = {"type": kind, "error": error}
             # True and 1.0 equal 1, and are no ids for the host.
             fields["id"] = self.id
             try:
