@@ -183,7 +183,7 @@ async fn terminal_can_be_reopened_by_name() {
         let output = soon(sandbox.run(request.with_pty(size))).await.unwrap();
         assert_eq!(output.stdout.text(), "seen\r\nalso\r\n");
         sandbox.close().await.unwrap();
-        if !crate::support::is_root() {
+        if !is_root() {
             break;
         }
     }
