@@ -1,6 +1,6 @@
 //! Idempotency keys: repeated requests whose response was lost.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use cantle_core::principal::PrincipalId;
 
 /// How long a completed request is remembered.
 const RETENTION: Duration = Duration::from_secs(600);
-/// Maximum number of remembered requests; the oldest are evicted.
+/// Maximum number of remembered requests of an owner; the oldest are evicted.
 const MAX_COMPLETED: usize = 10_000;
 
-/// Results by idempotency key. Stores digests only, since a busy server remembers thousands.
+/// Results by owner and idempotency key. Stores digests only, since a busy server remembers thousands.
 #[derive(Default)]
-pub(super) struct IdempotencyCache(Mutex<CacheEntries>);
+pub(super) struct IdempotencyCache(Mutex<HashMap<PrincipalId, CacheEntries>>);
 
 /// The first half of a SHA-256 digest; still collision-resistant.
 type HalfDigest = [u8; 16];
@@ -58,6 +58,7 @@ pub(super) enum IdempotencyState {
 /// A create request in progress. Dropping it unfinished frees the key.
 pub(super) struct PendingRequest {
     cache: Arc<IdempotencyCache>,
+    owner: PrincipalId,
     key: HalfDigest,
     is_complete: bool,
 }
@@ -70,9 +71,10 @@ impl IdempotencyCache {
         key: &str,
         request: &[u8],
     ) -> ApiResult<IdempotencyState> {
-        let request = digest(&[request]);
-        let key = digest(&[owner.as_str().as_bytes(), key.as_bytes()]);
-        let mut entries = self.0.lock();
+        let request = digest(request);
+        let key = digest(key.as_bytes());
+        let mut owners = self.0.lock();
+        let entries = owners.entry(owner.clone()).or_default();
         entries.evict();
         let conflict = |message: &str, code| Err(ApiError::conflict(message).with_code(code));
         match entries.by_key.get(&key) {
@@ -91,6 +93,7 @@ impl IdempotencyCache {
                 entries.by_key.insert(key, CacheEntry { request, id: None });
                 Ok(IdempotencyState::Started(PendingRequest {
                     cache: Arc::clone(self),
+                    owner: owner.clone(),
                     key,
                     is_complete: false,
                 }))
@@ -99,14 +102,8 @@ impl IdempotencyCache {
     }
 }
 
-/// Digest of several strings, each prefixed with its length.
-fn digest(texts: &[&[u8]]) -> HalfDigest {
-    let mut whole = Sha256::new();
-    for text in texts {
-        whole.update((text.len() as u64).to_be_bytes());
-        whole.update(text);
-    }
-    let whole = whole.finalize();
+fn digest(text: &[u8]) -> HalfDigest {
+    let whole = Sha256::digest(text);
     std::array::from_fn(|index| whole.get(index).copied().unwrap_or_default())
 }
 
@@ -114,7 +111,8 @@ impl PendingRequest {
     /// Records the created sandbox.
     pub(super) fn complete(mut self, id: &str) {
         self.is_complete = true;
-        let mut entries = self.cache.0.lock();
+        let mut owners = self.cache.0.lock();
+        let entries = owners.entry(self.owner.clone()).or_default();
         if let Some(entry) = entries.by_key.get_mut(&self.key) {
             entry.id = Some(id.into());
         }
@@ -125,8 +123,10 @@ impl PendingRequest {
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
-        if !self.is_complete {
-            self.cache.0.lock().by_key.remove(&self.key);
+        if !self.is_complete
+            && let Some(entries) = self.cache.0.lock().get_mut(&self.owner)
+        {
+            entries.by_key.remove(&self.key);
         }
     }
 }
@@ -144,8 +144,20 @@ mod tests {
         key: &str,
         request: &[u8],
     ) -> Result<String, StatusCode> {
-        let owner = Keys::default().owner("any").unwrap();
-        match cache.begin(&owner, key, request) {
+        begin_as(cache, &owner(), key, request)
+    }
+
+    fn owner() -> PrincipalId {
+        Keys::default().owner("any").unwrap()
+    }
+
+    fn begin_as(
+        cache: &Arc<IdempotencyCache>,
+        owner: &PrincipalId,
+        key: &str,
+        request: &[u8],
+    ) -> Result<String, StatusCode> {
+        match cache.begin(owner, key, request) {
             Ok(IdempotencyState::Started(pending)) => {
                 pending.complete(&format!("made for {key}"));
                 Ok("begun".to_owned())
@@ -165,14 +177,18 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_result_is_evicted() {
+    fn the_oldest_result_of_an_owner_is_evicted() {
         let cache = Arc::default();
+        let other = PrincipalId::from("other".to_owned());
+        assert_eq!(begin_as(&cache, &other, "1", b"2"), Ok("begun".to_owned()));
         for number in 0..=MAX_COMPLETED {
             let key = number.to_string();
             assert_eq!(begin(&cache, &key, b"1"), Ok("begun".to_owned()));
         }
-        assert_eq!(cache.0.lock().by_key.len(), MAX_COMPLETED);
+        assert_eq!(cache.0.lock()[&owner()].by_key.len(), MAX_COMPLETED);
         assert_eq!(begin(&cache, "1", b"1"), Ok("made for 1".to_owned()));
         assert_eq!(begin(&cache, "0", b"1"), Ok("begun".to_owned()));
+        let kept = begin_as(&cache, &other, "1", b"2");
+        assert_eq!(kept, Ok("made for 1".to_owned()));
     }
 }
