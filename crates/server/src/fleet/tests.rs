@@ -1,0 +1,65 @@
+use std::collections::BTreeMap;
+
+use axum::response::IntoResponse as _;
+use cantle_core::policy::Policy;
+use http::StatusCode;
+
+use super::*;
+use crate::keys::Keys;
+use crate::settings::ServerLimits;
+
+/// Returns a fleet without templates, and a paused sandbox.
+async fn paused() -> (Arc<Fleet>, Arc<Member>) {
+    let settings = Settings {
+        templates: BTreeMap::new(),
+        interpreter: None,
+        policy: Policy::workspace(),
+        keys: Keys::default(),
+        limits: ServerLimits::default(),
+        state: None,
+        domain: None,
+        user: "user".to_owned(),
+        machine_memory_bytes: 0,
+    };
+    let fleet = Fleet::open(settings).await.unwrap();
+    let identity = SandboxIdentity {
+        id: "i1".to_owned(),
+        owner: Keys::default().owner("any").unwrap(),
+        run: RunId::new(),
+        token: "".into(),
+        started_at: Timestamp::now(),
+        spec: SandboxSpec {
+            template: "none".to_owned(),
+            metadata: BTreeMap::new(),
+            environment: BTreeMap::new(),
+            auto_pause: true,
+            auto_resume: true,
+            network: None,
+            internet: None,
+            requested_network: None,
+        },
+    };
+    let handle = SandboxHandle::new("none", "");
+    let kept = Account::new(&fleet.accounts, &identity.owner).charge();
+    let member = Member::new(identity, SandboxState::Paused(handle), kept);
+    (fleet, Arc::new(member))
+}
+
+#[tokio::test]
+async fn a_sandbox_is_not_resumed_after_the_server_has_left_it_paused() {
+    let (fleet, member) = paused().await;
+    let connect = async || {
+        let refused = fleet.connect(&member, Duration::ZERO).await;
+        refused.unwrap_err().into_response().status()
+    };
+    // Reaches the template.
+    assert_eq!(connect().await, StatusCode::NOT_FOUND);
+    let leaving = member.transition.lock().await;
+    let stop = async {
+        tokio::task::yield_now().await;
+        fleet.stopping.cancel();
+        drop(leaving);
+    };
+    let (status, ()) = futures_util::future::join(connect(), stop).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
