@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
@@ -120,6 +121,7 @@ pub(crate) struct Member {
     /// Serializes pausing, resuming and ending.
     pub(crate) transition: tokio::sync::Mutex<()>,
     state: Mutex<SandboxState>,
+    is_pausing: AtomicBool,
     deadline: watch::Sender<Deadline>,
     /// Held while it runs, until it is closed or paused.
     place: Mutex<Option<SandboxPlace>>,
@@ -133,6 +135,7 @@ impl Member {
             identity,
             transition: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
+            is_pausing: AtomicBool::new(false),
             deadline: watch::Sender::new(Deadline::after(Duration::ZERO)),
             place: Mutex::new(None),
             _kept: kept,
@@ -159,6 +162,18 @@ impl Member {
 
     pub(crate) fn is_paused(&self) -> bool {
         matches!(*self.state.lock(), SandboxState::Paused(_))
+    }
+
+    /// Counts the sandbox as paused until the returned value is dropped.
+    pub(super) fn begin_pause(&self) -> PauseInProgress<'_> {
+        self.is_pausing.store(true, Ordering::Release);
+        PauseInProgress(self)
+    }
+
+    /// Whether it is paused or is being paused.
+    pub(super) fn counts_as_paused(&self) -> bool {
+        // A pause sets the state before it ends.
+        self.is_pausing.load(Ordering::Acquire) || self.is_paused()
     }
 
     /// Returns the API's name for the state of a sandbox that has not ended.
@@ -203,6 +218,15 @@ impl Member {
             }
             later
         });
+    }
+}
+
+/// A pause in progress.
+pub(super) struct PauseInProgress<'m>(&'m Member);
+
+impl Drop for PauseInProgress<'_> {
+    fn drop(&mut self) {
+        self.0.is_pausing.store(false, Ordering::Release);
     }
 }
 

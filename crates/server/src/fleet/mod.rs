@@ -27,6 +27,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::member::PauseInProgress;
 pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
 use self::store::{PausedRecord, Store};
 use crate::accounts::{Account, Accounts, DESCRIPTORS_PER_SANDBOX, Exhausted, Lease, MemoryCharge};
@@ -399,15 +400,7 @@ impl Fleet {
             }
             SandboxState::Ended => return Err(ApiError::sandbox_not_found(id)),
         };
-        let limit = self.settings.limits.paused_per_key;
-        let is_own_paused = |other: &&Arc<Member>| {
-            other.identity.owner == member.identity.owner && other.is_paused()
-        };
-        if self.members().iter().filter(is_own_paused).count() >= limit {
-            let message =
-                format!("you have reached the maximum number of paused sandboxes ({limit})");
-            return Err(ApiError::quota_exceeded(message));
-        }
+        let _counted = self.begin_pause(member)?;
         let failed = |error: &SandboxError| match error.kind() {
             SandboxErrorKind::Unsupported => {
                 ApiError::unsupported(format!("sandbox {id} can't be paused: {error}"))
@@ -431,6 +424,22 @@ impl Fleet {
         running.detach().await;
         member.set_place(None);
         Ok(())
+    }
+
+    /// Counts a sandbox as paused, unless its owner has too many.
+    fn begin_pause<'m>(&self, member: &'m Member) -> ApiResult<PauseInProgress<'m>> {
+        let limit = self.settings.limits.paused_per_key;
+        // Held until the sandbox is counted, so that of concurrent pauses each counts the others.
+        let members = self.members.lock();
+        let counted = members.values().filter(|other| {
+            other.identity.owner == member.identity.owner && other.counts_as_paused()
+        });
+        if counted.count() >= limit {
+            let message =
+                format!("you have reached the maximum number of paused sandboxes ({limit})");
+            return Err(ApiError::quota_exceeded(message));
+        }
+        Ok(member.begin_pause())
     }
 
     /// Resumes a paused sandbox, or extends the deadline of a running one. Returns whether it was paused.

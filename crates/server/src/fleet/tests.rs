@@ -10,20 +10,31 @@ use crate::settings::ServerLimits;
 
 /// Returns a fleet without templates, and a paused sandbox.
 async fn paused() -> (Arc<Fleet>, Arc<Member>) {
+    let fleet = fleet(ServerLimits::default()).await;
+    let member = member(&fleet, "i1");
+    (fleet, member)
+}
+
+/// Returns a fleet without templates.
+async fn fleet(limits: ServerLimits) -> Arc<Fleet> {
     let settings = Settings {
         templates: BTreeMap::new(),
         interpreter: None,
         policy: Policy::workspace(),
         keys: Keys::default(),
-        limits: ServerLimits::default(),
+        limits,
         state: None,
         domain: None,
         user: "user".to_owned(),
         machine_memory_bytes: 0,
     };
-    let fleet = Fleet::open(settings).await.unwrap();
+    Fleet::open(settings).await.unwrap()
+}
+
+/// Returns a paused sandbox, which the fleet does not list.
+fn member(fleet: &Fleet, id: &str) -> Arc<Member> {
     let identity = SandboxIdentity {
-        id: "i1".to_owned(),
+        id: id.to_owned(),
         owner: Keys::default().owner("any").unwrap(),
         run: RunId::new(),
         token: "".into(),
@@ -41,8 +52,7 @@ async fn paused() -> (Arc<Fleet>, Arc<Member>) {
     };
     let handle = SandboxHandle::new("none", "");
     let kept = Account::new(&fleet.accounts, &identity.owner).charge();
-    let member = Member::new(identity, SandboxState::Paused(handle), kept);
-    (fleet, Arc::new(member))
+    Arc::new(Member::new(identity, SandboxState::Paused(handle), kept))
 }
 
 #[tokio::test]
@@ -62,4 +72,25 @@ async fn a_sandbox_is_not_resumed_after_the_server_has_left_it_paused() {
     };
     let (status, ()) = futures_util::future::join(connect(), stop).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn concurrent_pauses_count_each_other() {
+    let limits = ServerLimits {
+        paused_per_key: 1,
+        ..ServerLimits::default()
+    };
+    let fleet = fleet(limits).await;
+    let sandboxes = ["i1", "i2"].map(|id| {
+        let member = member(&fleet, id);
+        member.set_state(SandboxState::Ended);
+        let listed = Arc::clone(&member);
+        fleet.members.lock().insert(id.to_owned(), listed);
+        member
+    });
+    let [one, other] = &sandboxes;
+    let pause = fleet.begin_pause(one).ok();
+    assert!(pause.is_some() && fleet.begin_pause(other).is_err());
+    drop(pause);
+    assert!(fleet.begin_pause(other).is_ok());
 }
