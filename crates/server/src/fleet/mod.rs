@@ -45,6 +45,9 @@ const TOKEN_CHARS: usize = 40;
 
 /// Time limit for closing one sandbox.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a stopping server for a pause or a resume in progress, and for pausing a sandbox. Services need
+/// seconds for each gigabyte of memory.
+const TRANSITION_TIMEOUT: Duration = Duration::from_mins(2);
 /// Sandboxes opened, and closed, concurrently per processor. Each occupies a blocking thread, and the
 /// memory of threads is not returned.
 const CONCURRENCY_PER_PROCESSOR: usize = 2;
@@ -501,10 +504,18 @@ impl Fleet {
         let left = AtomicUsize::new(0);
         let ending = stream::iter(self.members()).for_each_concurrent(concurrency(), async |it| {
             // A pause in progress comes first.
-            let _transition = it.transition.lock().await;
+            let locked = timeout(TRANSITION_TIMEOUT, it.transition.lock()).await;
+            let Ok(_transition) = locked else {
+                tracing::warn!(
+                    sandbox = it.identity.id,
+                    "pausing or resuming a sandbox timed out"
+                );
+                left.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
             if can_keep && it.is_running() && it.identity.spec.auto_pause {
                 // One that can't be paused is ended.
-                let _ = self.pause_now(&it).await;
+                let _ = timeout(TRANSITION_TIMEOUT, self.pause_now(&it)).await;
             }
             if !(can_keep && it.is_paused()) && self.end_now(&it).await == Some(false) {
                 left.fetch_add(1, Ordering::Relaxed);

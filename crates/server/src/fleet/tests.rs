@@ -94,3 +94,13 @@ async fn concurrent_pauses_count_each_other() {
     drop(pause);
     assert!(fleet.begin_pause(other).is_ok());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_transition_that_hangs_does_not_keep_the_server_from_stopping() {
+    let (fleet, member) = paused().await;
+    let listed = Arc::clone(&member);
+    fleet.members.lock().insert("i1".to_owned(), listed);
+    let _hanging = member.transition.lock().await;
+    let error = fleet.stop().await.unwrap_err();
+    assert_eq!(error.kind(), ServeErrorKind::LeftBehind);
+}
