@@ -23,6 +23,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use cantle_core::policy::{Policy, PolicyField};
+use parking_lot::MutexGuard;
 
 pub(crate) use self::defaults::Defaults;
 use self::defaults::SharedGroup;
@@ -199,18 +200,30 @@ impl Groups {
         mut start: impl FnMut(&[File]) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut attempt = || {
-            let files: io::Result<Vec<File>> = self.joined().map(Group::open).collect();
+            let files: io::Result<Vec<File>> = {
+                let _creating = self.lock_creation();
+                self.joined().map(Group::open).collect()
+            };
             start(&files?)
         };
         let joined = attempt();
         if joined.is_ok() {
             return joined;
         }
-        let created = self.all().filter(|group| group.create().is_ok()).count();
+        let created = {
+            let _creating = self.lock_creation();
+            self.all().filter(|group| group.create().is_ok()).count()
+        };
         match created {
             0 => joined,
             _ => attempt(),
         }
+    }
+
+    /// Waits until no other thread creates the group of all sandboxes, and keeps them from it while the returned value
+    /// is held.
+    fn lock_creation(&self) -> Option<MutexGuard<'_, ()>> {
+        self.shared.as_ref().map(SharedGroup::lock_creation)
     }
 
     /// Counts how often limits have been reached.

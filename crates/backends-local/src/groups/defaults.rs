@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Limits, Policy};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Group, Hierarchy, Version, hierarchies, value};
 use crate::mode::is_confined;
@@ -73,7 +73,7 @@ impl Defaults {
         Some(SharedGroup {
             hierarchy,
             group,
-            _defaults: Arc::clone(self),
+            defaults: Arc::clone(self),
         })
     }
 }
@@ -92,7 +92,14 @@ pub(crate) struct SharedGroup {
     pub(crate) hierarchy: Hierarchy,
     pub(crate) group: Group,
     /// Removes the group when the last sandbox and the backend are gone.
-    _defaults: Arc<Defaults>,
+    defaults: Arc<Defaults>,
+}
+
+impl SharedGroup {
+    /// Waits until no other thread creates the group, and keeps them from it while the returned value is held.
+    pub(super) fn lock_creation(&self) -> MutexGuard<'_, ()> {
+        self.defaults.creating.lock()
+    }
 }
 
 /// Returns the memory that this process may use.

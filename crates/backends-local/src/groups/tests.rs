@@ -292,6 +292,43 @@ fn group_reclaimed_before_it_is_joined_is_created_again() {
     assert_eq!(failures, 1);
 }
 
+#[test]
+fn shared_group_is_not_joined_while_it_is_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let hierarchy = Hierarchy {
+        version: Version::Two,
+        controllers: names(&["memory"]),
+        others: Vec::new(),
+        parent: directory.path().to_owned(),
+        mount: directory.path().to_owned(),
+    };
+    let mut group = Group::shared(&hierarchy, "cantle-shared", 1);
+    // A directory of the test has no files for limits.
+    group.limits = GroupLimits::default();
+    let defaults = Arc::new(Defaults::default());
+    defaults.group.set(Some((hierarchy, group))).unwrap();
+    let groups = Groups {
+        groups: Vec::new(),
+        shared: defaults.group(),
+    };
+    let (sender, joined) = std::sync::mpsc::channel();
+    let creating = groups.lock_creation();
+    assert!(creating.is_some());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let joined: io::Result<()> = groups.join(|_| {
+                sender.send(()).unwrap();
+                Ok(())
+            });
+            joined.unwrap();
+        });
+        let early = joined.recv_timeout(Duration::from_millis(50));
+        drop(creating);
+        assert!(early.is_err());
+        joined.recv().unwrap();
+    });
+}
+
 /// A group of version 1 can only be joined by moving init, as one of version 2 on Linux before 5.7.
 #[test]
 fn init_is_created_in_its_group_or_moved_there() {
