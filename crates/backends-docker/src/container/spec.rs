@@ -23,6 +23,9 @@ const SUPERVISOR_CAPABILITIES: [&str; 5] = ["CHOWN", "KILL", "SETGID", "SETPCAP"
 /// Options of the tmpfs that covers a volume of a read-only image.
 const COVER: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0755";
 
+/// The most inodes that tmpfs accepts: it counts 1024 bytes for each (`BOGO_INODE_SIZE`).
+const MAX_INODES: u64 = u64::MAX / 1024;
+
 /// The inputs of a new container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerSpec<'s> {
@@ -172,7 +175,7 @@ impl ContainerSpec<'_> {
                 text = format!("{text},size={size}");
             }
             if let Some(inodes) = share(limits.inodes, parts).filter(|_| supported.tmpfs) {
-                text = format!("{text},nr_inodes={}", inodes.max(8));
+                text = format!("{text},nr_inodes={}", inodes.clamp(8, MAX_INODES));
             }
             text
         };

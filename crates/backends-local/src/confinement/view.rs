@@ -43,6 +43,9 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Neither set-user-id programs nor devices.
 const RESTRICTED: u64 = ms::NO_SUID | ms::NO_DEVICES;
 
+/// The most that tmpfs accepts: it counts 1024 bytes for each (`BOGO_INODE_SIZE`).
+const MAX_INODES: u64 = u64::MAX / 1024;
+
 /// The sandbox's own part of the view.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SandboxMounts<'s> {
@@ -345,7 +348,8 @@ impl ViewBuilder<'_> {
         }
         if let Some(inodes) = limits.inodes {
             // Its root and the three directories are not the user's.
-            options += &format!(",nr_inodes={}", inodes.saturating_add(4));
+            let inodes = inodes.saturating_add(4).min(MAX_INODES);
+            options += &format!(",nr_inodes={inodes}");
         }
         let options = CString::new(options).unwrap_or_default();
         let sized = paths.sized();

@@ -32,6 +32,16 @@ async fn disk_limit_of_zero_is_enforced() {
 }
 
 #[tokio::test]
+async fn largest_limit_of_inodes_is_enforced_by_the_kernel() {
+    let mut policy = Policy::workspace();
+    policy.limits.inodes = Some(u64::MAX);
+    let sandbox = open_under(policy).await;
+    let mut report = sandbox.info().enforcement.iter();
+    let inodes = report.find(|it| it.field == PolicyField::Inodes);
+    assert_eq!(inodes.map(|it| it.by), Some(EnforcedBy::Kernel));
+}
+
+#[tokio::test]
 async fn commands_and_file_api_share_paths() {
     let sandbox = open_under(Policy::workspace()).await;
     let info = sandbox.info();
