@@ -26,6 +26,9 @@ const COVER: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0755";
 /// The most inodes that tmpfs accepts: it counts 1024 bytes for each (`BOGO_INODE_SIZE`).
 const MAX_INODES: u64 = u64::MAX / 1024;
 
+/// The engine's value for unlimited memory and swap.
+const UNLIMITED: i64 = -1;
+
 /// The inputs of a new container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerSpec<'s> {
@@ -279,7 +282,11 @@ pub(crate) fn enforcement(
                 Some(Network::Off) => facts.is_offline,
                 _ => proxy(policy, facts.is_offline && supervised).is_some(),
             },
-            PolicyField::Memory => supported.memory && within(host.memory, limits.memory_bytes),
+            PolicyField::Memory => {
+                // An engine that can't limit swap has it unlimited in every container.
+                let unlimited_swap = supported.swap && host.memory_swap == Some(UNLIMITED);
+                supported.memory && !unlimited_swap && within(host.memory, limits.memory_bytes)
+            }
             PolicyField::Processes => {
                 let limit = limits
                     .processes
@@ -348,4 +355,43 @@ fn unenforceable(policy: &Policy, missing: Vec<PolicyField>, note: &str) -> Sand
     }
     advice.push_str(note);
     SandboxError::unenforceable("docker", missing).with_advice(advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_core::policy::Strictness;
+
+    use super::*;
+
+    #[test]
+    fn memory_limit_with_unlimited_swap_is_not_enforced() {
+        let limit = 64 << 20;
+        let mut policy = Policy::unconfined();
+        policy.strictness = Strictness::BestEffort;
+        policy.limits.memory_bytes = Some(limit);
+        let enforced_by = |memory_swap, swap| {
+            let supported = SupportedLimits {
+                memory: true,
+                swap,
+                processes: true,
+                tmpfs: true,
+            };
+            let host = HostConfig {
+                memory: i64::try_from(limit).ok(),
+                memory_swap,
+                ..HostConfig::default()
+            };
+            let facts = ContainerFacts::planned(host);
+            let none = Limits::default();
+            let report = enforcement(&facts, &policy, &none, supported, true, "").unwrap();
+            let memory = report.iter().find(|it| it.field == PolicyField::Memory);
+            memory.map(|it| it.by)
+        };
+        let kernel = Some(EnforcedBy::Kernel);
+        assert_eq!(enforced_by(Some(128 << 20), true), kernel);
+        assert_eq!(enforced_by(None, true), kernel);
+        assert_eq!(enforced_by(Some(-1), false), kernel);
+        let not = Some(EnforcedBy::NotEnforced);
+        assert_eq!(enforced_by(Some(-1), true), not);
+    }
 }
