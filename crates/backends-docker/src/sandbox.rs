@@ -26,6 +26,9 @@ use crate::runner::CommandRunner;
 /// How long `drop` waits for the engine to remove a container.
 const DROP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How many containers are followed at most, each of which has the network of the next one.
+const MAX_NETWORK_OWNERS: usize = 8;
+
 /// Responsibility for removing the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
@@ -194,12 +197,8 @@ impl Sandbox for DockerSandbox {
             );
             return Err(SandboxError::unsupported(message));
         };
-        let shares_network = self.shares_network.get_or_try_init(|| async {
-            let found = inspect(&self.container.engine, &self.container.id).await?;
-            let mode = found.host_config.and_then(|host| host.network_mode);
-            Ok::<_, SandboxError>(mode.as_deref() == Some("host"))
-        });
-        if *shares_network.await? {
+        let shares_network = || shares_network(&self.container);
+        if *self.shares_network.get_or_try_init(shares_network).await? {
             let message = format!(
                 "port {port} can't be connected to: the container shares its machine's network"
             );
@@ -276,6 +275,20 @@ impl Drop for DockerSandbox {
             run_off_runtime(move || remove_blocking(&container));
         }
     }
+}
+
+/// Whether a container has the network of its machine, itself or through the container whose network it has.
+async fn shares_network(container: &Container) -> Result<bool, SandboxError> {
+    let mut id = container.id.clone();
+    for _ in 0..MAX_NETWORK_OWNERS {
+        let found = inspect(&container.engine, &id).await?;
+        let mode = found.host_config.and_then(|host| host.network_mode);
+        match mode.as_deref().and_then(|it| it.strip_prefix("container:")) {
+            Some(owner) => owner.clone_into(&mut id),
+            None => return Ok(mode.as_deref() == Some("host")),
+        }
+    }
+    Ok(true)
 }
 
 /// Removes a container on a runtime of its own, and waits for it.

@@ -21,7 +21,11 @@ impl<'p> UserContainer<'p> {
     }
 
     fn start_with(engine: &'p TestEngine, options: &[&str]) -> Self {
-        let mut arguments = vec!["run", "--detach", "--network", "none"];
+        Self::start_in(engine, "none", options)
+    }
+
+    fn start_in(engine: &'p TestEngine, network: &str, options: &[&str]) -> Self {
+        let mut arguments = vec!["run", "--detach", "--network", network];
         arguments.extend(options);
         arguments.extend([&*engine.image, "sleep", "1000"]);
         let output = std::process::Command::new("docker")
@@ -198,6 +202,22 @@ async fn policy_is_enforced_only_as_the_container_is_configured() {
         error.unenforced(),
         [PolicyField::Memory, PolicyField::Processes]
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_of_the_machine_are_not_connected_to() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let host = UserContainer::start_in(&engine, "host", &[]);
+    let network = format!("container:{}", host.id);
+    let other = UserContainer::start_in(&engine, &network, &[]);
+    for container in [&host, &other] {
+        let sandbox = open(&container.backend()).await;
+        let error = sandbox.connect(80).await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Unsupported, "{error}");
+        sandbox.close().await.unwrap();
+    }
 }
 
 /// A volume that is removed on drop.
