@@ -1,6 +1,7 @@
 //! Sandboxes in running containers of the user, which are never stopped or removed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bollard::models::ExecConfig;
 use bollard::query_parameters::WaitContainerOptions;
@@ -8,6 +9,7 @@ use cantle_core::policy::Limits;
 use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxPath};
 use cantle_proxy::ProxySettings;
 use futures_util::StreamExt as _;
+use tokio::time::timeout;
 
 use crate::backend::DockerBackend;
 use crate::container::facts::ContainerFacts;
@@ -19,6 +21,9 @@ use crate::program;
 use crate::relay::{Relay, RelayOptions};
 use crate::runner::CommandRunner;
 use crate::sandbox::{DockerSandbox, Ownership};
+
+/// Time limit for `rm` in the container.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a sandbox in a running container.
 pub(crate) async fn open(
@@ -127,18 +132,24 @@ async fn start_relay(
     // The root directory is never hidden by a mount.
     container.unpack("/", archive).await?;
     let path = SandboxPath::new(format!("/{name}"))?;
-    let stream = exec_supervisor(container, &path, None).await?;
     let mut relay = RelayOptions::new(options.working_directory.clone());
     relay.proxy = proxy;
     let mut limits = limits.clone();
     // The container's memory limit is not the policy's.
     limits.memory_bytes = None;
-    let connected = CommandRunner::supervised(stream, relay, variables, &limits).await;
+    let connected = match exec_supervisor(container, &path, None).await {
+        Ok(stream) => CommandRunner::supervised(stream, relay, variables, &limits).await,
+        Err(error) => Err(error),
+    };
     // A running supervisor doesn't need its file, and nothing can remove it later if this process is killed.
-    if let Ok(CommandRunner::Supervised(relay)) = &connected
-        && relay.remove(&path).await.is_err()
-        && let Err(error) = remove_as_root(container, &path).await
-    {
+    let removed = match &connected {
+        Ok(CommandRunner::Supervised(relay)) => match relay.remove(&path).await {
+            Ok(()) => Ok(()),
+            Err(_) => remove_as_root(container, &path).await,
+        },
+        _ => remove_by_exec(container, &path).await,
+    };
+    if let Err(error) = removed {
         tracing::debug!(%error, "failed to remove the supervisor's file from the container");
     }
     connected
@@ -168,4 +179,27 @@ async fn remove_as_root(container: &Container, path: &SandboxPath) -> Result<(),
     let options = RelayOptions::new(SandboxPath::new("/")?);
     let relay = Relay::connect_chunks(stream.stdout, stream.stdin, options).await?;
     relay.remove(path).await
+}
+
+/// Removes the supervisor's file by the container's own program: the supervisor can't be started.
+async fn remove_by_exec(container: &Container, path: &SandboxPath) -> Result<(), SandboxError> {
+    let path = path.to_string();
+    let config = ExecConfig {
+        // Ordinary users may have changed what is found in `PATH`.
+        cmd: Some(
+            ["/bin/rm", "-f", "--", path.as_str()]
+                .map(str::to_owned)
+                .into(),
+        ),
+        user: Some("0".to_owned()),
+        ..ExecConfig::default()
+    };
+    let doing = "failed to start `rm` in the container";
+    let started = container.exec(config).await;
+    let (_, mut output, _input) = started.map_err(|error| request_failed(doing, &error))?;
+    match timeout(REMOVE_TIMEOUT, output.next()).await {
+        // It writes only errors.
+        Ok(None) => Ok(()),
+        _ => Err(SandboxError::unavailable("`rm` failed in the container")),
+    }
 }

@@ -153,6 +153,26 @@ async fn commands_are_execs_if_the_supervisor_cannot_be_installed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn supervisor_that_cannot_be_started_leaves_no_file() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let profile = tempfile::NamedTempFile::new().unwrap();
+    // The supervisor reads its setup into a memory file.
+    let rules = r#"{ "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{ "names": ["memfd_create"], "action": "SCMP_ACT_ERRNO" }] }"#;
+    std::fs::write(profile.path(), rules).unwrap();
+    let seccomp = format!("seccomp={}", profile.path().display());
+    let container = UserContainer::start(&engine, ["--security-opt", &seccomp]);
+    let root = container.root();
+    let sandbox = open(&container.backend()).await;
+    let mechanisms = sandbox.info().mechanisms.join("; ");
+    assert!(mechanisms.contains("without supervisor"), "{mechanisms}");
+    assert_eq!(container.root(), root);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hosts_can_be_allowed_in_a_container_without_network() {
     let Some(engine) = TestEngine::from_env() else {
         return;
