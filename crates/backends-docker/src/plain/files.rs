@@ -10,9 +10,11 @@ use cantle_core::sandbox::{
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::oneshot;
 
 use super::ExecRunner;
 use super::exec::{Exec, Script, in_time};
+use crate::container::ExecInput;
 
 /// Maximum size of a listing.
 const MAX_LISTING_BYTES: usize = 64 << 20;
@@ -104,8 +106,29 @@ else exec tail -c "+$2" -- "$T"; fi"#;
         )))
     }
 
+    /// Writes a file in a task, which removes the temporary file if the returned future is dropped.
     pub(crate) async fn write(
+        self: &Arc<Self>,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        let (runner, path) = (Arc::clone(self), path.clone());
+        let (mut done, written) = oneshot::channel();
+        self.spawn_tracked(async move {
+            let written = runner
+                .write_unless_closed(&mut done, &path, options, data)
+                .await;
+            // Fails if the future was dropped.
+            let _ = done.send(written);
+        });
+        written.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
+    /// Writes a file, unless the receiver of `done` is dropped before all is there.
+    async fn write_unless_closed<T>(
         &self,
+        done: &mut oneshot::Sender<T>,
         path: &SandboxPath,
         options: WriteOptions,
         data: ByteStream,
@@ -127,9 +150,27 @@ else exec tail -c "+$2" -- "$T"; fi"#;
         // The name is given only when all is there: a stream that breaks leaves nothing.
         let begin = format!("{TARGET}: > \"$N\" || exit 1\necho ok\nexec cat > \"$N\"");
         let mut exec = self.run(&doing, &begin, &[&target, &token], true).await?;
-        let sent = send(path, &mut exec, options, data).await;
+        let abandoned = || {
+            let message = format!("{doing}: the caller no longer waits for it");
+            SandboxError::new(SandboxErrorKind::Io, message)
+        };
+        let mut input = exec.input.take();
+        let sent = tokio::select! {
+            sent = send(path, input.as_mut(), options, data) => sent,
+            () = done.closed() => Err(abandoned()),
+        };
+        // Also after an error: the program reads to the end of its input.
+        let closed = match input {
+            Some(mut input) => in_time(input.shutdown()).await,
+            None => Ok(Ok(())),
+        };
+        let closed = closed.and_then(|closed| closed.map_err(|it| SandboxError::io(&*doing, it)));
         let ended = exec.rest(0).await;
-        let sent = sent.and_then(|size| ended.map(|_| size));
+        let sent = sent.and_then(|size| closed.and(ended).map(|_| size));
+        let sent = match sent {
+            Ok(_) if done.is_closed() => Err(abandoned()),
+            sent => sent,
+        };
         // Without a mode, the script removes the temporary file.
         let (mode, size) = match &sent {
             Ok(size) => (format!("{:o}", options.mode & 0o777), size.to_string()),
@@ -241,21 +282,17 @@ mv -f -- "$F" "$T" && echo ok"#;
 /// Copies the data to the script; returns the number of bytes.
 async fn send(
     path: &SandboxPath,
-    exec: &mut Exec,
+    mut input: Option<&mut ExecInput>,
     options: WriteOptions,
     mut data: ByteStream,
 ) -> Result<u64, SandboxError> {
     let failed = |error| SandboxError::io(format!("failed to write `{path}`"), error);
     let mut written = 0_u64;
-    let mut input = exec.input.take();
     while let (Some(piece), Some(input)) = (data.next().await, &mut input) {
         let bytes = piece?;
         written += bytes.len() as u64;
         options.check_size(path, written, false)?;
         in_time(input.write_all(&bytes)).await?.map_err(failed)?;
-    }
-    if let Some(mut input) = input {
-        in_time(input.shutdown()).await?.map_err(failed)?;
     }
     options.check_size(path, written, true)?;
     Ok(written)

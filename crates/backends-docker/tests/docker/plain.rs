@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use cantle_core::sandbox::{
-    Background, ByteRange, ExitStatus, FileKind, PtySize, SandboxErrorKind, SandboxExt as _,
-    SandboxPath, SpawnRequest, Stdin, WriteOptions,
+    Background, ByteRange, ExitStatus, FileKind, PtySize, SandboxError, SandboxErrorKind,
+    SandboxExt as _, SandboxPath, SpawnRequest, Stdin, WriteOptions,
 };
 use cantle_testkit::conformance::{SandboxOptions, sandbox_with};
-
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, stream};
 use tokio::time::sleep;
 
 use crate::support::{DEADLINE, TestEngine, eventually, open, stdout};
@@ -65,7 +65,7 @@ async fn commands_and_files_work_without_a_supervisor() {
             ".\n./a\n./new\n./new/dir"
         );
 
-        let kind = |error: cantle_core::sandbox::SandboxError| error.kind();
+        let kind = |error: SandboxError| error.kind();
         let missing = sandbox
             .read(&path("missing"), ByteRange::all())
             .await
@@ -82,10 +82,45 @@ async fn commands_and_files_work_without_a_supervisor() {
             Err(SandboxErrorKind::OutsideSandbox | SandboxErrorKind::NotFound)
         ));
         let short = WriteOptions::default().with_size(10);
-        let data = Box::pin(futures_util::stream::iter([Ok("short".into())]));
+        let data = Box::pin(stream::iter([Ok("short".into())]));
         let written = sandbox.write(&path("short"), short, data).await;
         assert_eq!(written.map_err(kind), Err(SandboxErrorKind::InvalidInput));
         assert_eq!(stdout(&*sandbox, "ls -A").await, "a\nnew");
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn abandoned_and_failed_writes_leave_no_file() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    for backend in [
+        engine.backend().without_supervisor(),
+        engine.busybox().without_supervisor(),
+    ] {
+        let sandbox = open(&backend).await;
+        let container = engine.container(&*sandbox);
+        let begin = || stream::iter([Ok::<_, SandboxError>(Bytes::from("part"))]);
+        let target = path("file");
+        let data = Box::pin(begin().chain(stream::pending()));
+        let write = sandbox.write(&target, WriteOptions::default(), data);
+        let begun = async { while !stdout(&*sandbox, "ls -A").await.starts_with(".cantle-") {} };
+        tokio::select! {
+            written = write => panic!("{written:?}"),
+            () = begun => {}
+            () = sleep(DEADLINE) => panic!("no temporary file"),
+        }
+        let files = || engine.docker(["exec", &container, "ls", "-A", "/workspace"]);
+        eventually("its end", || files().is_empty());
+
+        let failure = stream::iter([Err(SandboxError::invalid_input("broken"))]);
+        let data = Box::pin(begin().chain(failure));
+        let began = Instant::now();
+        let written = sandbox.write(&target, WriteOptions::default(), data).await;
+        assert_eq!(written.unwrap_err().kind(), SandboxErrorKind::InvalidInput);
+        assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
+        assert_eq!(files(), "");
         sandbox.close().await.unwrap();
     }
 }
