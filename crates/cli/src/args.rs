@@ -234,7 +234,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "sub_agents", "mcp", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "sub_agents", "mcp"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 
@@ -243,7 +243,7 @@ pub(crate) struct RunArgs {
     /// The model sees the conversation so far. Settings are as they were, except those given by flags. The run's sandbox
     /// is used again if it is kept; otherwise the delivered files are copied into a new one. With --workdir, a new copy of
     /// the directory is taken.
-    #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay", "no_keep"],
+    #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay"],
         help_heading = "Resuming")]
     pub(crate) earlier: Option<String>,
 
@@ -280,7 +280,7 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     /// Returns an error if a flag sets what a resumed or continued run can't change. These are no conflicts of clap, which
-    /// would also refuse variables: they don't apply to such a run.
+    /// would also refuse variables: they don't apply to such a run, and `CANTLE_NO_KEEP=0` sets nothing.
     fn conflict(&self) -> Option<String> {
         let (argument, fixed) = match (&self.resume, &self.earlier) {
             (Some(_), _) => ("--resume", FIXED_BY_RESUME),
@@ -288,7 +288,9 @@ impl RunArgs {
             (None, None) => return None,
         };
         let flags = self.settings.all_flags();
-        let name = fixed.iter().find(|name| flags.contains_key(**name))?;
+        let mut fixed = fixed.iter().copied();
+        let given = fixed.find(|name| flags.contains_key(*name));
+        let name = given.or(self.no_keep.then_some("no_keep"))?;
         let flag = name.replace('_', "-");
         Some(format!(
             "the argument '{argument} <RUN>' cannot be used with '--{flag}'"

@@ -59,6 +59,11 @@ impl FromArgMatches for ChatArgs {
             return Err(clap::Error::raw(ErrorKind::UnknownArgument, message));
         }
         let args = RunArgs::from_arg_matches(matches)?;
+        if args.no_keep {
+            let message = "cantle chat keeps its messages, which /model, /approve and --continue need: unset \
+                           CANTLE_NO_KEEP\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
+        }
         match args.conflict() {
             Some(conflict) => {
                 let message = conflict + "\n";

@@ -124,6 +124,32 @@ async fn an_empty_variable_counts_as_not_set() {
 }
 
 #[tokio::test]
+async fn a_variable_against_keeping_conflicts_with_runs_that_go_on_only_if_it_is_true() {
+    let env = TestEnv::new();
+    let exited = async |line: &[&str], no_keep: &str| {
+        let mut command = env.command(line);
+        wait_for_exit(command.env("CANTLE_NO_KEEP", no_keep).spawn().unwrap()).await
+    };
+    for line in [
+        &["run", "--resume", "last"][..],
+        &["run", "--continue", "last", "x"],
+        &["chat", "--continue", "last"],
+    ] {
+        let refused = exited(line, "1").await;
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        let is_explained = ["--no-keep", "unset CANTLE_NO_KEEP"]
+            .iter()
+            .any(|words| refused.stderr.contains(words));
+        assert!(is_explained, "{refused:?}");
+        for no_keep in ["0", ""] {
+            let unknown = exited(line, no_keep).await;
+            assert_eq!(unknown.code, Some(2), "{unknown:?}");
+            assert!(!unknown.stderr.contains("keep"), "{unknown:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn empty_flags_are_refused() {
     let env = TestEnv::new();
     // The task would go to another address otherwise.
