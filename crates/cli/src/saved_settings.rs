@@ -15,7 +15,8 @@ use crate::delivery::StoreTarget;
 use crate::extra_tools::ExtraTools;
 use crate::in_place::InPlace;
 use crate::policy;
-use crate::settings::layers::{Layer, Layers, Origin, layer_of};
+use crate::settings::file::{Layer, layer_of};
+use crate::settings::layers::{Layers, Origin};
 use crate::settings::{PolicySettings, SandboxSettings, Settings};
 use crate::sub_agents::SubAgentTable;
 use crate::trust::canonical;
@@ -248,7 +249,7 @@ mod tests {
 
     use super::*;
     use crate::args::RunCli;
-    use crate::settings::layers::parse;
+    use crate::settings::file::parse;
 
     /// Returns the configuration of a run with these settings and limits that is resumed with flags.
     fn resumed(kept: &Value, flags: &[&str]) -> anyhow::Result<RunConfig> {

@@ -1,10 +1,10 @@
 //! The longer parts of help texts.
 
-use crate::settings::layers;
+use crate::settings::file;
 
 /// Returns the help of `cantle run`, with the settings as they are declared.
 pub(super) fn of_run() -> String {
-    RUN_HELP.replacen("SETTINGS", &layers::names().join(", "), 1)
+    RUN_HELP.replacen("SETTINGS", &file::names().join(", "), 1)
 }
 
 const RUN_HELP: &str = "\

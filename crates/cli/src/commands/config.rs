@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use super::print;
 use crate::args::ConfigArgs;
 use crate::exit::{Failure, FailureExt as _};
-use crate::settings::layers::{Layers, default_of, names};
+use crate::settings::file::{default_of, names};
+use crate::settings::layers::Layers;
 
 /// Performs the command, and returns the exit code.
 pub(crate) fn perform(args: &ConfigArgs) -> Result<u8, Failure> {

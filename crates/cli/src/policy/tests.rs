@@ -1,5 +1,5 @@
 use super::*;
-use crate::settings::layers::{Layer, parse};
+use crate::settings::file::{Layer, parse};
 
 fn layer(toml: &str) -> Layer {
     parse(toml).unwrap()

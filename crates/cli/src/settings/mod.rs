@@ -4,6 +4,7 @@
 //! [`layers`] merges the origins of settings; [`crate::config`] turns the result into the configuration of a run, and
 //! [`crate::saved_settings`] keeps it for resuming.
 
+pub(crate) mod file;
 pub(crate) mod layers;
 mod values;
 

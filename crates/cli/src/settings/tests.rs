@@ -1,7 +1,8 @@
 use cantle::core::llm::Prices;
 use serde_json::json;
 
-use super::layers::{Layer, Layers, Origin, SettingsFile, parse};
+use super::file::{Layer, SettingsFile, parse};
+use super::layers::{Layers, Origin};
 use super::*;
 
 fn layer(toml: &str) -> Layer {
@@ -128,7 +129,7 @@ fn file_has_a_key_for_each_setting() {
         },
     };
     assert_eq!(typed(text), expected);
-    assert_eq!(layer(text).len(), layers::names().len());
+    assert_eq!(layer(text).len(), file::names().len());
     assert_eq!(typed("timeout = 90").timeout, Some(Duration::from_secs(90)));
     assert_eq!(typed(""), Settings::default());
 }
