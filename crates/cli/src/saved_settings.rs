@@ -171,9 +171,6 @@ impl SavedSettings {
     pub(crate) fn config(&self, args: &RunArgs) -> anyhow::Result<RunConfig> {
         let flags = &args.settings.flags;
         let mut saved = self.settings.clone();
-        if flags.contains_key("provider") || flags.contains_key("base_url") {
-            saved.remove("api");
-        }
         let group = |layer: &Layer| serde_json::from_value(layer.clone().into());
         let (given, began): (SandboxSettings, SandboxSettings) = (group(flags)?, group(&saved)?);
         let backend = began.backend.unwrap_or_default();

@@ -29,10 +29,16 @@ const TRUST_DIRECTORY: &str = "trust_directory";
 /// Maximum number of characters of the names of ignored settings, to which profiles of any name belong.
 const MAX_NAMED_CHARS: usize = 500;
 
+/// Settings that name an endpoint.
+const ENDPOINT: &[&str] = &["provider", "base_url"];
+
+/// Settings that describe an endpoint: those of a weaker layer than the one that names it are for another one.
+const OF_AN_ENDPOINT: [&str; 3] = ["api", "server", "stateful"];
+
 /// Settings that are taken from the strongest layer that has any of them.
 const TOGETHER: [&[&str]; 3] = [
     // Otherwise a key could be sent to an address it is not meant for.
-    &["provider", "base_url"],
+    ENDPOINT,
     &[
         "price_input",
         "price_output",
@@ -309,11 +315,17 @@ impl Layers {
     /// Returns the strongest origin of a setting.
     pub(crate) fn origin(&self, name: &str) -> Option<Origin> {
         let together = TOGETHER.into_iter().find(|names| names.contains(&name));
-        let sets_any = |layer: &Layer| match together {
-            Some(names) => names.iter().any(|name| layer.contains_key(*name)),
-            None => layer.contains_key(name),
+        let strongest = |names: &[&str]| {
+            let mut layers = self.layers.iter();
+            layers.position(|(_, layer)| sets_any(layer, names))
         };
-        let (origin, _) = self.layers.iter().find(|(_, layer)| sets_any(layer))?;
+        let position = match together {
+            Some(names) => strongest(names),
+            None => strongest(&[name]),
+        }?;
+        let is_of_another = OF_AN_ENDPOINT.contains(&name)
+            && strongest(ENDPOINT).is_some_and(|endpoint| endpoint < position);
+        let (origin, _) = self.layers.get(position).filter(|_| !is_of_another)?;
         Some(*origin)
     }
 
@@ -348,12 +360,19 @@ impl Layers {
 /// Returns settings with those of a profile in their place. What only makes sense together comes from one of them.
 fn preferring(mut settings: Layer, profile: Layer) -> Layer {
     for names in TOGETHER {
-        if names.iter().any(|name| profile.contains_key(*name)) {
+        if sets_any(&profile, names) {
             settings.retain(|name, _| !names.contains(&name.as_str()));
         }
     }
+    if sets_any(&profile, ENDPOINT) {
+        settings.retain(|name, _| !OF_AN_ENDPOINT.contains(&name.as_str()));
+    }
     settings.extend(profile);
     settings
+}
+
+fn sets_any(layer: &Layer, names: &[&str]) -> bool {
+    names.iter().any(|name| layer.contains_key(*name))
 }
 
 /// The settings of a directory's `cantle.toml`, and the files that they were read from.

@@ -246,6 +246,32 @@ fn settings_that_belong_together_come_from_one_layer() {
 }
 
 #[test]
+fn settings_of_an_endpoint_do_not_apply_to_one_that_a_stronger_layer_names() {
+    let of_user =
+        "provider = 'openai'\napi = 'responses'\nserver = 'vllm'\nstateful = true\nrpm = 5";
+    for (flags, expected) in [
+        ("", json!(["responses", "vllm", true, 5])),
+        ("model = 'm'", json!(["responses", "vllm", true, 5])),
+        ("provider = 'anthropic'", json!([null, null, null, 5])),
+        (
+            "base_url = 'http://models.example.com/v1'\napi = 'chat'",
+            json!(["chat", null, null, 5]),
+        ),
+    ] {
+        let layers = Layers::new([(Origin::Flag, layer(flags)), (Origin::User, layer(of_user))]);
+        let merged = layers.merged();
+        let values = ["api", "server", "stateful", "rpm"].map(|name| merged.get(name));
+        assert_eq!(json!(values), expected, "{flags}");
+    }
+    // A stronger layer may describe the endpoint of a weaker one.
+    let api = Layers::new([
+        (Origin::Environment, layer("api = 'responses'")),
+        (Origin::User, layer("provider = 'litellm'")),
+    ]);
+    assert_eq!(api.origin("api"), Some(Origin::Environment));
+}
+
+#[test]
 fn prices_need_input_and_output() {
     let prices = |toml| {
         typed(toml)
