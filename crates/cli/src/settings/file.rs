@@ -56,15 +56,31 @@ pub(super) fn read_user(directory: &Path) -> anyhow::Result<SettingsFile> {
         return Ok(SettingsFile::default());
     };
     let mut file = SettingsFile::parse_at(&path, &text)?;
-    // `@FILE` is relative to the file it is written in.
-    for layer in file.layers_mut() {
-        if let Some(Value::String(prompt)) = layer.get_mut("system_prompt")
-            && let Some(file) = prompt.strip_prefix('@')
-        {
-            *prompt = format!("@{}", directory.join(file).display());
+    file.layers_mut()
+        .for_each(|layer| resolve_paths(layer, directory));
+    Ok(file)
+}
+
+/// Makes the paths in a file's settings relative to its directory: of `@FILE`, directories to read, and a Dockerfile.
+fn resolve_paths(layer: &mut Layer, directory: &Path) {
+    for (name, before) in [
+        ("system_prompt", "@"),
+        ("backend", "dockerfile:"),
+        ("read", ""),
+    ] {
+        let value = layer.get_mut(name).into_iter();
+        let texts = value.flat_map(|value| match value {
+            Value::Array(items) => items.as_mut_slice(),
+            single => std::slice::from_mut(single),
+        });
+        for text in texts {
+            if let Value::String(text) = text
+                && let Some(path) = text.strip_prefix(before)
+            {
+                *text = format!("{before}{}", directory.join(path).display());
+            }
         }
     }
-    Ok(file)
 }
 
 impl SettingsFile {

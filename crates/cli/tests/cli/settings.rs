@@ -178,6 +178,38 @@ async fn directories_of_files_may_have_any_name_or_be_missing() {
 }
 
 #[tokio::test]
+async fn paths_in_the_users_file_are_relative_to_it() {
+    let env = TestEnv::new();
+    let file = "backend = 'dockerfile:box'\nread = ['tools', '/opt']\nsystem_prompt = '@prompt.md'\n\
+                [profile.other]\nbackend = 'docker:alpine'\nread = ['more']\n";
+    env.write(".config/cantle/cantle.toml", file);
+    let config = async |flags: &[&str]| {
+        let exited = env.run(["config", "--json"].iter().chain(flags)).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let config: Value = serde_json::from_str(&exited.stdout).unwrap();
+        ["backend", "read", "system_prompt"].map(|name| config["settings"][name]["value"].clone())
+    };
+    let here = env.path(".config/cantle");
+    let here = here.display();
+    let prompt = json!(format!("@{here}/prompt.md"));
+    let expected = [
+        json!(format!("dockerfile:{here}/box")),
+        json!([format!("{here}/tools"), "/opt"]),
+        prompt.clone(),
+    ];
+    assert_eq!(config(&[]).await, expected);
+    let expected = [
+        json!("docker:alpine"),
+        json!([format!("{here}/more")]),
+        prompt,
+    ];
+    assert_eq!(config(&["--profile", "other"]).await, expected);
+    // A flag is relative to the current directory.
+    let [_, read, _] = config(&["--read", "tools"]).await;
+    assert_eq!(read, json!(["tools"]));
+}
+
+#[tokio::test]
 async fn user_file_is_found_by_xdg_config_home() {
     let server = server().await;
     let env = TestEnv::new();
