@@ -102,6 +102,24 @@ impl SubAgentTable {
     fn parse(name: &str, table: Value, directory: &Path) -> anyhow::Result<Self> {
         let mut parsed: Self = serde_json::from_value(table)?;
         name.clone_into(&mut parsed.name);
+        let BudgetArgs {
+            budget_usd,
+            budget_tokens,
+            budget_calls,
+            ..
+        } = parsed.budget;
+        for (name, is_used_up) in [
+            (
+                "budget_usd",
+                budget_usd.is_some_and(|dollars| dollars <= 0.0),
+            ),
+            ("budget_tokens", budget_tokens == Some(0)),
+            ("budget_calls", budget_calls == Some(0)),
+        ] {
+            if is_used_up {
+                bail!("`{name}`: expected a number above 0");
+            }
+        }
         let of_the_run = names_of::<SandboxSettings>();
         let known: Vec<_> = names()
             .into_iter()

@@ -173,6 +173,22 @@ async fn invalid_file_of_sub_agents_is_an_error() {
             "[finish]\ndescription = \"x\"",
             "two tools are called `finish`",
         ),
+        (
+            "[a]\ndescription = \"x\"\nbudget_usd = -0.5",
+            "`budget_usd`: expected a number above 0",
+        ),
+        (
+            "[a]\ndescription = \"x\"\nbudget_tokens = 0",
+            "`budget_tokens`: expected a number above 0",
+        ),
+        (
+            "[a]\ndescription = \"x\"\nbudget_calls = 0",
+            "`budget_calls`: expected a number above 0",
+        ),
+        (
+            "[a]\ndescription = \"x\"\nbudget_time = 0",
+            "expected a time",
+        ),
         ("[a", "invalid sub-agents in agents/team.toml"),
     ] {
         let env = env(&server);
