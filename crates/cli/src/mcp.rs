@@ -14,6 +14,7 @@ use cantle::python::{NodeRequest, PackageRequest, PackageSpecifier};
 
 use crate::environment::variable;
 use crate::packages;
+use crate::settings::layers::with_variable;
 use crate::settings::{AllowedHost, Given, SandboxSettings};
 use crate::text::without_byte_order_mark;
 use crate::trust::read_regular;
@@ -63,18 +64,13 @@ pub(crate) enum McpCommand {
 
 /// Servers to try.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("package_host", with_variable))]
 pub(crate) struct ServerArgs {
     /// The file, as for `cantle run --mcp`
     pub(crate) file: PathBuf,
 
     /// Host that installers of packages may reach, as for `cantle run`; can be repeated
-    #[arg(
-        long,
-        value_name = "HOST",
-        env = "CANTLE_PACKAGE_HOST",
-        hide_env_values = true,
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) package_host: Vec<AllowedHost>,
 }
 

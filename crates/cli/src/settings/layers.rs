@@ -17,7 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::file::{FILE_NAME, Layer, PROFILE, SettingsFile, layer_of, read_user, user_directory};
+use super::file::{
+    FILE_NAME, Layer, PROFILE, SettingsFile, layer_of, names_of, read_user, user_directory,
+};
 use super::{Limit, Settings};
 use crate::backend::BackendArg;
 use crate::environment::variable;
@@ -143,7 +145,7 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
 }
 
 /// Lets the variable of a setting give it. An empty one counts as not set.
-fn with_variable(arg: clap::Arg) -> clap::Arg {
+pub(crate) fn with_variable(arg: clap::Arg) -> clap::Arg {
     let name = format!("CANTLE_{}", arg.get_id().as_str().to_uppercase());
     if std::env::var_os(&name).is_some_and(|value| value.is_empty()) {
         return arg;
@@ -197,10 +199,11 @@ pub(crate) struct Layers {
 
 impl Layers {
     /// Adds the settings in files to those of the command line.
-    pub(crate) fn with_files<G>(given: &Given<G>) -> anyhow::Result<Self> {
+    pub(crate) fn with_files<G: clap::Args>(given: &Given<G>) -> anyhow::Result<Self> {
         let mut environment = given.environment.clone();
+        let has_limits = || names_of::<G>().iter().any(|name| name == "limit");
         // A flag hides its variable, but limits of flags and environment add up.
-        if let Some(limits) = variable("CANTLE_LIMIT") {
+        if let Some(limits) = variable("CANTLE_LIMIT").filter(|_| has_limits()) {
             let limits = limits.split(',').map(str::parse);
             let limits: Result<Vec<Limit>, _> = limits.collect();
             let limits = limits.context("CANTLE_LIMIT is invalid")?;

@@ -121,6 +121,32 @@ async fn an_empty_variable_counts_as_not_set() {
     let values = ["strict_finish", "max_turns", "model"];
     let values = values.map(|name| config["settings"][name]["value"].clone());
     assert_eq!(values, [json!(true), json!(5), Value::Null]);
+
+    let env = env.set("CANTLE_PACKAGE_HOST", "");
+    let exited = env.run(["mcp", "test", "gone.json"]).await;
+    assert!(
+        exited.stderr.contains("there is no file gone.json"),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_invalid_variable_fails_only_commands_that_have_its_setting() {
+    let env = TestEnv::new();
+    // What other programs left is theirs.
+    let temporary = env.path("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let env = env
+        .set("TMPDIR", temporary.to_str().unwrap())
+        .set("CANTLE_LIMIT", "-1");
+    let gc = env.run(["gc"]).await;
+    assert_eq!(gc.code, Some(0), "{gc:?}");
+    let config = env.run(["config", "--limit", "processes=9"]).await;
+    assert_eq!(config.code, Some(2), "{config:?}");
+    assert!(
+        config.stderr.contains("CANTLE_LIMIT is invalid"),
+        "{config:?}"
+    );
 }
 
 #[tokio::test]
