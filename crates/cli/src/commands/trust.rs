@@ -32,7 +32,15 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     if args.remove {
         // It may be gone.
         let listed = canonical(directory).or_else(|_| std::path::absolute(directory));
-        record.set(listed.usage()?, None).internal()?;
+        let listed = listed.usage()?;
+        if record.get(&listed).is_none() {
+            let message = format!(
+                "{} is not trusted; `cantle trust --list` lists the directories that are",
+                listed.display()
+            );
+            return Err(anyhow!(message)).usage();
+        }
+        record.set(listed, None).internal()?;
         return Ok(0);
     }
     std::env::set_current_dir(directory)

@@ -168,6 +168,9 @@ async fn trust_holds_until_a_file_changes() {
     let removed = env.run(["trust", "--remove", gone]).await;
     assert_eq!(removed.code, Some(0), "{removed:?}");
     assert_eq!(env.run(["trust", "--list"]).await.stdout, "");
+    let again = env.run(["trust", "--remove", gone]).await;
+    assert_eq!(again.code, Some(2), "{again:?}");
+    assert!(again.stderr.contains("gone is not trusted"), "{again:?}");
 }
 
 #[tokio::test]
