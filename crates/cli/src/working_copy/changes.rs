@@ -358,6 +358,7 @@ impl Collection<'_> {
             let mut refused = after.refused.iter();
             refused.any(|refused| Path::new(path).starts_with(&refused.source))
         };
+        let not_text = self.deleted_names_that_are_not_text(before, after);
         for (path, entry) in &before.entries {
             let is_there = after
                 .entries
@@ -378,8 +379,34 @@ impl Collection<'_> {
                     old: Some(old),
                     new: None,
                 });
+            } else if not_text.contains(&name) {
+                self.refuse(path, "it was deleted, and its name is not UTF-8");
             }
         }
+    }
+
+    /// Returns the names of copied files that are gone and whose names are not UTF-8, as the list from before has them.
+    fn deleted_names_that_are_not_text(&self, before: &Walk, after: &Walk) -> HashSet<String> {
+        let mut listed = before.entries.keys().map(ToString::to_string);
+        if !listed.any(|name| name.contains(char::REPLACEMENT_CHARACTER)) {
+            return HashSet::new();
+        }
+        let base = self.copy.base();
+        let copied = WalkDir::new(&base)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let path = entry.path().strip_prefix(&base).ok()?;
+                path.to_str()
+                    .is_none()
+                    .then(|| path.to_string_lossy().into_owned())
+            });
+        let mut gone: HashSet<String> = copied.collect();
+        let now = after.entries.keys();
+        for path in now.filter(|path| std::str::from_utf8(path.relative_bytes()).is_err()) {
+            gone.remove(&path.to_string());
+        }
+        gone
     }
 
     /// Returns the link of the user's directory that has this path or is on its way.

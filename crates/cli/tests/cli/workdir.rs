@@ -392,6 +392,18 @@ async fn an_unchanged_file_whose_name_is_not_text_is_not_named() {
 }
 
 #[tokio::test]
+async fn a_deleted_file_whose_name_is_not_text_is_named() {
+    let (_server, env) = on_repository("rm $'not-\\xff-text'").await;
+    let name = env.path(OsStr::from_bytes(b"repo/not-\xff-text"));
+    fs::write(&name, "").unwrap();
+    let exited = work(&env, &["--apply"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let reason = "it was deleted, and its name is not UTF-8";
+    assert!(exited.stderr.contains(reason), "{exited:?}");
+    assert!(name.exists());
+}
+
+#[tokio::test]
 async fn a_file_that_became_a_directory_or_the_reverse_is_named() {
     let changes = "rm -r old.txt src; mkdir old.txt; echo new > old.txt/new; echo new > src";
     let (_server, env) = on_repository(changes).await;
