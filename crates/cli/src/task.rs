@@ -108,8 +108,8 @@ pub(crate) struct EndedRun {
     code: Code,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
-    /// Whether its result file could not be written, and resuming the run writes it.
-    lacks_result: bool,
+    /// What could not be done at its end, and is done by resuming the run.
+    to_repeat: Option<&'static str>,
 }
 
 impl EndedRun {
@@ -132,9 +132,9 @@ impl Task {
     ) -> Result<u8, Failure> {
         let people = (&mut user, None);
         let mut ended = self.run(&session, display, people, cancellation).await?;
-        let closed = if ended.lacks_result {
+        let closed = if let Some(task) = ended.to_repeat {
             let run = ended.summary.outcome.run;
-            let line = format!("To write it again: cantle run --resume {run}");
+            let line = format!("To {task} again: cantle run --resume {run}");
             ended.summary.problems.push(line);
             session.suspend().await
         } else {
@@ -179,7 +179,10 @@ impl Task {
         let is_complete = outcome.error.is_none();
         let has_result = is_given || !outcome.outputs.saved.is_empty();
         let is_directory = self.store.is_none();
-        let mut lacks_result = false;
+        let sandbox = session.sandbox();
+        let outlives = sandbox.is_some_and(|it| it.info().survival != Survival::Nothing);
+        let finishes_again = self.is_resumable && outlives && outcome.finish.is_some();
+        let mut to_repeat = None;
         if let Some(dir) = output_dir
             .as_deref()
             .filter(|_| is_complete && is_directory)
@@ -188,10 +191,10 @@ impl Task {
                 true => result_file::write(outcome, dir),
                 false => Ok(()),
             };
-            let sandbox = session.sandbox();
-            let outlives = sandbox.is_some_and(|it| it.info().survival != Survival::Nothing);
-            let finishes_again = self.is_resumable && outlives && self.workdir.is_none();
-            lacks_result = written.is_err() && outcome.finish.is_some() && finishes_again;
+            // The changes of a run on a directory are compared once.
+            if written.is_err() && finishes_again && self.workdir.is_none() {
+                to_repeat = Some("write it");
+            }
             let removed = || match is_resumed {
                 true => Unfinished::remove(dir, outcome.run),
                 false => Ok(()),
@@ -217,6 +220,7 @@ impl Task {
                         let problem = format!("the changes can't be compared: {error:#}");
                         summary.problems.push(problem);
                         code = Code::Internal;
+                        to_repeat = finishes_again.then_some("compare them");
                     })
                     .ok()
             }
@@ -235,7 +239,7 @@ impl Task {
             summary,
             code,
             changes,
-            lacks_result,
+            to_repeat,
         })
     }
 

@@ -327,7 +327,15 @@ impl Collection<'_> {
         };
         match self.sandbox.download(path, &to).await {
             Ok(size_bytes) => self.size_bytes = self.size_bytes.saturating_add(size_bytes),
-            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error.into()),
+            // No other file could be kept either.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    SandboxErrorKind::Gone | SandboxErrorKind::StorageFull
+                ) =>
+            {
+                return Err(error.into());
+            }
             Err(error) => {
                 self.refuse(path, error.to_string());
                 return Ok(());
