@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use cantle::agent::{InputOptions, SessionOptions, UserDirectory};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::Sandbox;
@@ -160,10 +160,19 @@ impl Workdir {
             paint,
         )
         .await;
-        if !self.is_kept {
-            self.copy.remove()?;
+        if self.is_kept {
+            return decision;
         }
-        decision
+        // Nothing else has the changes.
+        let kept = || {
+            format!(
+                "the changed files are in {}",
+                self.copy.new_files().display()
+            )
+        };
+        let decision = decision.with_context(kept)?;
+        self.copy.remove()?;
+        Ok(decision)
     }
 }
 

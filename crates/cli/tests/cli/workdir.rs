@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -142,6 +143,13 @@ async fn changes_are_applied_or_rejected_as_flags_say() {
         "{half:?}"
     );
     assert_original(&env);
+
+    let lost = work(&env, &["--diff", "gone/patch", "--no-keep"]).await;
+    assert_eq!(lost.code, Some(1), "{lost:?}");
+    let (_, place) = lost.stderr.split_once("the changed files are in ").unwrap();
+    let (place, _) = place.split_once(": failed to write gone/patch").unwrap();
+    let saved = fs::read_to_string(Path::new(place).join("docs/new.md")).unwrap();
+    assert_eq!(saved, "new\n");
 
     let applied = work(&env, &["--apply", "--no-keep"]).await;
     assert_eq!(applied.code, Some(0), "{applied:?}");
