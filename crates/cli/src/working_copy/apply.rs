@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -141,8 +142,9 @@ impl WorkingCopy {
         for (number, change) in changes.files.iter().enumerate() {
             let removed = parent_of(&root, &change.path, false)
                 .and_then(|(parent, _)| unlinkat(parent, self.temporary(number), AtFlags::empty()));
-            if removed.is_ok() && change.old.is_none() {
-                remove_empty_directories(&root, &change.path);
+            if removed.is_ok() {
+                let is_created = |directory: &str| changes.created.contains(directory);
+                remove_empty_directories(&root, &change.path, is_created);
             }
         }
     }
@@ -187,17 +189,29 @@ impl WorkingCopy {
             }));
         }
         let count = todo.len();
+        let new = todo.iter().map(|checked| &checked.step);
+        let new = new.filter(|step| step.after.is_some());
+        let created = new.flat_map(|step| missing_directories(&root, step.path));
         let mut staging = Staging {
             root: &root,
-            created: Vec::new(),
+            created: created.map(str::to_owned).collect(),
             staged: Vec::new(),
         };
-        let staged = todo
-            .into_iter()
-            .try_for_each(|checked| {
-                let path = checked.step.path;
-                let added = staging.add(self, checked);
-                added.with_context(|| format!("failed to write {path}"))
+        // Only they may be removed again, also after a crash.
+        let noted = match staging.created.is_empty() {
+            true => Ok(()),
+            false => {
+                changes.created.extend(staging.created.iter().cloned());
+                self.write(changes)
+            }
+        };
+        let staged = noted
+            .and_then(|()| {
+                todo.into_iter().try_for_each(|checked| {
+                    let path = checked.step.path;
+                    let added = staging.add(self, checked);
+                    added.with_context(|| format!("failed to write {path}"))
+                })
             })
             .and_then(|()| {
                 let synced = sync_each(&staging.staged, |staged| staged.sync_content(&root));
@@ -215,9 +229,14 @@ impl WorkingCopy {
         staging.put_in_place()?;
         // A process that was killed may have removed only the files.
         for path in removed {
-            remove_empty_directories(&root, path);
+            remove_empty_directories(&root, path, |directory| {
+                after == Status::Applied || changes.created.contains(directory)
+            });
         }
         changes.status = after;
+        if after == Status::Reverted {
+            changes.created.clear();
+        }
         self.write(changes)?;
         Ok(count)
     }
@@ -348,8 +367,8 @@ fn gid(stat: &Stat) -> Gid {
 /// The files that are written, but not yet in their places.
 struct Staging<'s, 'c> {
     root: &'s OwnedFd,
-    /// The paths whose directories may have been created.
-    created: Vec<&'c str>,
+    /// The directories that are created.
+    created: BTreeSet<String>,
     staged: Vec<Staged<'c>>,
 }
 
@@ -362,7 +381,6 @@ impl<'c> Staging<'_, 'c> {
             tree,
             ..
         } = checked.step;
-        self.created.extend(after.is_some().then_some(path));
         let (parent, _) = parent_of(self.root, path, after.is_some())?;
         let temporary = copy.temporary(number);
         if let Some(after) = after {
@@ -387,8 +405,11 @@ impl<'c> Staging<'_, 'c> {
             let _ = parent_of(self.root, checked.step.path, false)
                 .and_then(|(parent, _)| unlinkat(parent, &**temporary, AtFlags::empty()));
         }
-        for path in self.created.iter().rev() {
-            remove_empty_directories(self.root, path);
+        // Those in a directory come after it.
+        for directory in self.created.iter().rev() {
+            // One that is not empty stays.
+            let _ = parent_of(self.root, directory, false)
+                .and_then(|(parent, name)| unlinkat(parent, name, AtFlags::REMOVEDIR));
         }
     }
 
@@ -502,10 +523,25 @@ fn write(
     Ok(())
 }
 
-/// Removes the directories of a path that are empty. A process that was killed may not have created all of them.
-fn remove_empty_directories(root: &OwnedFd, path: &str) {
+/// Returns the directories of a path that do not exist.
+fn missing_directories<'p>(root: &OwnedFd, path: &'p str) -> impl Iterator<Item = &'p str> {
+    let parent = |path: &'p str| path.rsplit_once('/').map(|(directory, _)| directory);
+    let above = iter::successors(parent(path), move |&directory| parent(directory));
+    above.take_while(move |directory| {
+        let found = parent_of(root, directory, false)
+            .and_then(|(parent, name)| statat(parent, name, AtFlags::SYMLINK_NOFOLLOW));
+        matches!(found, Err(Errno::NOENT))
+    })
+}
+
+/// Removes the directories of a path that are empty, up to one that may stay. A process that was killed may not have created all
+/// of them.
+fn remove_empty_directories(root: &OwnedFd, path: &str, may_remove: impl Fn(&str) -> bool) {
     let mut path = path;
     while let Some((directory, _)) = path.rsplit_once('/') {
+        if !may_remove(directory) {
+            return;
+        }
         let removed = parent_of(root, directory, false)
             .and_then(|(parent, name)| unlinkat(parent, name, AtFlags::REMOVEDIR));
         if !matches!(removed, Ok(()) | Err(Errno::NOENT)) {

@@ -42,6 +42,9 @@ pub(crate) struct Changes {
     /// The files that changes of the run which were applied before have put in the user's directory.
     #[serde(default)]
     pub(super) applied: BTreeMap<String, Option<Version>>,
+    /// The directories that were created, or are about to be, for files in the user's directory.
+    #[serde(default)]
+    pub(super) created: BTreeSet<String>,
     /// New files that git ignores.
     pub(crate) ignored: usize,
 }
@@ -156,6 +159,7 @@ impl WorkingCopy {
             copy: self,
             sandbox,
             changes: Changes {
+                created: earlier.created.clone(),
                 applied: earlier.in_place(),
                 ..Changes::default()
             },

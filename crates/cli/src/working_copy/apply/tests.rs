@@ -95,7 +95,61 @@ fn directories_above_missing_ones_are_removed_if_they_are_empty() {
     fs::create_dir_all(origin.path().join("kept/new/directory")).unwrap();
     fs::write(origin.path().join("kept/file"), "").unwrap();
     let root = open(origin.path(), DIRECTORY, Mode::empty()).unwrap();
-    remove_empty_directories(&root, "kept/new/directory/missing/file");
+    remove_empty_directories(&root, "kept/new/directory/missing/file", |_| true);
     assert!(origin.path().join("kept/file").exists());
     assert!(!origin.path().join("kept/new").exists());
+}
+
+/// Returns the copy of a directory with an empty subdirectory, and changes with new files there and in other directories.
+fn with_new_files() -> (TempDir, WorkingCopy, Changes) {
+    let (directory, copy, mut changes) = changed();
+    fs::create_dir(copy.origin.join("empty")).unwrap();
+    for name in ["empty/new", "fresh/deep/new"] {
+        let new = copy.content(Tree::New, name);
+        fs::create_dir_all(new.parent().unwrap()).unwrap();
+        fs::write(&new, "new").unwrap();
+        changes.files.push(Change {
+            path: name.to_owned(),
+            old: None,
+            new: Some(Version::of(File::open(&new).unwrap()).unwrap()),
+        });
+    }
+    (directory, copy, changes)
+}
+
+#[track_caller]
+fn assert_only_created_directories_are_gone(copy: &WorkingCopy) {
+    assert!(copy.origin.join("empty").exists());
+    assert!(!copy.origin.join("fresh").exists());
+}
+
+#[test]
+fn empty_directory_of_the_user_stays_if_changes_are_reverted() {
+    let (_directory, copy, mut changes) = with_new_files();
+    assert_eq!(copy.apply(&mut changes, &BTreeSet::new()).unwrap(), 4);
+    assert!(copy.origin.join("fresh/deep/new").exists());
+    assert_eq!(copy.revert(&mut changes).unwrap(), 4);
+    assert_only_created_directories_are_gone(&copy);
+}
+
+#[test]
+fn empty_directory_of_the_user_stays_if_changes_cannot_be_applied() {
+    let (_directory, copy, mut changes) = with_new_files();
+    fs::write(copy.content(Tree::New, "fresh/deep/new"), "of another run").unwrap();
+    copy.apply(&mut changes, &BTreeSet::new()).unwrap_err();
+    assert_only_created_directories_are_gone(&copy);
+}
+
+#[test]
+fn empty_directory_of_the_user_stays_after_a_crash() {
+    let (_directory, copy, mut changes) = with_new_files();
+    fs::create_dir_all(copy.origin.join("fresh/deep")).unwrap();
+    changes.created = ["fresh", "fresh/deep"].map(str::to_owned).into();
+    for (number, change) in changes.files.iter().enumerate().skip(2) {
+        let place = copy.origin.join(&change.path);
+        fs::write(place.with_file_name(copy.temporary(number)), "").unwrap();
+    }
+    copy.sweep(&changes);
+    assert_only_created_directories_are_gone(&copy);
+    assert_eq!(fs::read_dir(copy.origin.join("empty")).unwrap().count(), 0);
 }
