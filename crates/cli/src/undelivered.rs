@@ -23,6 +23,9 @@ use crate::json_file;
 use crate::result_file;
 use crate::state_dir::StateDir;
 
+/// The file in a directory that is locked.
+const LOCK: &str = ".cantle-lock";
+
 /// Returns the directory of a finished run whose files are not in its store yet.
 pub(crate) fn of(state: &StateDir, run: &KeptRun) -> Option<PathBuf> {
     let directory = state.undelivered().join(run.run.to_string());
@@ -88,8 +91,11 @@ pub(crate) fn prune(state: &StateDir, age: Duration, grace: Duration) -> Reclaim
             Some(Err(error)) if error.kind() == StoreErrorKind::NotFound => grace,
             Some(_) => age.max(grace),
         };
-        let is_old = is_unchanged_for(&directory, limit);
-        let Some(_lock) = lock(&directory).ok().filter(|_| is_old) else {
+        // Only then: a lock may change the directory.
+        if !is_unchanged_for(&directory, limit) {
+            continue;
+        }
+        let Ok(_lock) = lock(&directory) else {
             continue;
         };
         match fs::remove_dir_all(&directory) {
@@ -133,8 +139,11 @@ pub(crate) fn read_result(directory: &Path) -> anyhow::Result<Value> {
 
 /// Locks a directory; it stays locked until the file is dropped.
 fn lock(directory: &Path) -> anyhow::Result<File> {
-    let failed = || format!("failed to open {}", directory.display());
-    let opened = File::open(directory).with_context(failed)?;
+    let failed = || format!("failed to lock {}", directory.display());
+    // NFS locks only what is open for writing, which a directory can't be.
+    let mut options = File::options();
+    let options = options.create(true).truncate(false).write(true);
+    let opened = options.open(directory.join(LOCK)).with_context(failed)?;
     let in_use = || format!("another process works on {}", directory.display());
     flock(&opened, FlockOperation::NonBlockingLockExclusive).with_context(in_use)?;
     Ok(opened)
