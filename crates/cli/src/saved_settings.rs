@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use cantle::core::ids::RunId;
 use cantle::core::policy::Policy;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::args::RunArgs;
 use crate::backend::BackendArg;
@@ -17,7 +17,7 @@ use crate::in_place::InPlace;
 use crate::policy;
 use crate::settings::file::{Layer, layer_of};
 use crate::settings::layers::{Layers, Origin};
-use crate::settings::{PolicySettings, SandboxSettings, Settings};
+use crate::settings::{PolicySettings, SandboxSettings};
 use crate::sub_agents::SubAgentTable;
 use crate::trust::canonical;
 use crate::working_copy::WorkingCopy;
@@ -149,13 +149,8 @@ impl SavedSettings {
         })
     }
 
-    /// Reads what [`Self::new`] or version 0.1.0 has kept.
-    pub(crate) fn read(mut kept: Value) -> serde_json::Result<Self> {
-        if let Some(kept) = kept.as_object_mut()
-            && let Some(model) = kept.remove("model")
-        {
-            upgrade(kept, &model)?;
-        }
+    /// Reads what [`Self::new`] has kept.
+    pub(crate) fn read(kept: Value) -> serde_json::Result<Self> {
         serde_json::from_value(kept)
     }
 
@@ -207,42 +202,10 @@ impl SavedSettings {
     }
 }
 
-/// Converts the settings that version 0.1.0 kept, whose model is an object.
-fn upgrade(kept: &mut Map<String, Value>, model: &Value) -> serde_json::Result<()> {
-    let served = |path: &str| {
-        let value = model.pointer(&format!("/served{path}"));
-        value.cloned().unwrap_or_default()
-    };
-    let mut settings = json!({
-        "model": served("/slug"),
-        "max_tokens": served("/max_tokens"),
-        "context_window": served("/context_window"),
-        "no_stream": served("/stream") == false,
-        "system_prompt": kept.remove("system_prompt"),
-        "max_turns": kept.remove("max_turns"),
-        "timeout": kept.remove("timeout_s"),
-        "backend": kept.remove("backend"),
-    });
-    for group in [served("/choice"), served("/serving")] {
-        if let (Some(settings), Value::Object(group)) = (settings.as_object_mut(), group) {
-            settings.extend(group);
-        }
-    }
-    // Drops what is not set.
-    let settings: Settings = serde_json::from_value(settings)?;
-    kept.insert("settings".to_owned(), layer_of(&settings)?.into());
-    let by_directory = served("/choice/by_directory") == true;
-    kept.insert("is_directory_endpoint".to_owned(), by_directory.into());
-    kept.insert(
-        "replay".to_owned(),
-        model.get("recording").cloned().unwrap_or_default(),
-    );
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use serde_json::json;
 
     use super::*;
     use crate::args::RunCli;
@@ -300,56 +263,17 @@ mod tests {
     }
 
     #[test]
-    fn reads_settings_kept_by_version_0_1_0() {
+    fn settings_are_read_as_they_were_kept() {
         let kept = json!({
-            "model": {"served": {
-                "slug": "m",
-                "choice": {
-                    "provider": null, "api": "responses", "base_url": "http://models.example.com/v1",
-                    "by_directory": true,
-                },
-                "max_tokens": 500,
-                "context_window": null,
-                "stream": false,
-                "serving": {"server": "vllm", "rpm": 60},
-            }},
-            "system_prompt": "@ is no file",
-            "max_turns": 30,
-            "timeout_s": 300.0,
-            "backend": "docker:python:3.12",
-            "policy": {},
-            "schema": null,
-            "approve": "ask",
-            "output_dir": "/out",
-            "asks_user": true,
-            "offers": {"calculator": true, "view_image": false},
+            "settings": {"model": "m", "api": "responses", "timeout": 300.0}, "build_digest": null,
+            "is_directory_endpoint": true, "replay": null, "policy": {}, "schema": null, "approve": "ask",
+            "output_dir": "/out", "asks_user": true, "offers": {"calculator": true, "view_image": false},
         });
-        let saved = SavedSettings::read(kept).unwrap();
-        let expected = json!({
-            "model": "m",
-            "api": "responses",
-            "base_url": "http://models.example.com/v1",
-            "max_tokens": 500,
-            "no_stream": true,
-            "server": "vllm",
-            "rpm": 60,
-            "system_prompt": "@ is no file",
-            "max_turns": 30,
-            "timeout": 300.0,
-            "backend": "docker:python:3.12",
-        });
-        assert_eq!(Value::Object(saved.settings.clone()), expected);
+        let saved = SavedSettings::read(kept.clone()).unwrap();
         assert!(saved.is_directory_endpoint && saved.asks_user && saved.extra_tools.calculator);
+        assert_eq!(Value::Object(saved.settings.clone()), kept["settings"]);
         let written = serde_json::to_value(&saved).unwrap();
         let read = SavedSettings::read(written.clone()).unwrap();
         assert_eq!(serde_json::to_value(&read).unwrap(), written);
-
-        let recording = json!({
-            "model": {"recording": "/turns.jsonl"}, "max_turns": 5, "timeout_s": 1.5, "policy": {}, "asks_user": false,
-        });
-        let saved = SavedSettings::read(recording).unwrap();
-        assert_eq!(saved.replay, Some("/turns.jsonl".into()));
-        let expected = json!({"max_turns": 5, "no_stream": false, "timeout": 1.5});
-        assert_eq!(Value::Object(saved.settings), expected);
     }
 }
