@@ -281,7 +281,7 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// Returns an error if a flag sets what a resumed or continued run can't change. These are no conflicts of clap, which
     /// would also refuse variables: they don't apply to such a run, and `CANTLE_NO_KEEP=0` sets nothing.
-    fn conflict(&self) -> Option<String> {
+    pub(crate) fn conflict(&self) -> Option<String> {
         let (argument, fixed) = match (&self.resume, &self.earlier) {
             (Some(_), _) => ("--resume", FIXED_BY_RESUME),
             (None, Some(_)) => ("--continue", &["profile"][..]),

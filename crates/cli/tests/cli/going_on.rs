@@ -236,6 +236,17 @@ async fn wrong_use_is_refused() {
             "cannot be used with",
         ),
         (
+            &[
+                "mcp",
+                "--allow-agent",
+                "--",
+                "--continue",
+                "last",
+                "--no-keep",
+            ],
+            "cannot be used with",
+        ),
+        (
             &["run", "x", "--fresh-sandbox"],
             "goes with --resume or --continue",
         ),

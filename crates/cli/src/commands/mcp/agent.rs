@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cantle::core::escape::shorten;
 use cantle::core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use clap::Parser as _;
@@ -44,6 +44,9 @@ pub(super) fn run_agent(args: &McpArgs) -> anyhow::Result<DynTool> {
     line.push("--".into());
     let parsed = RunCli::try_parse_from(line.iter().cloned().chain(["task".into()]));
     let RunCli { args: run } = parsed.context("the arguments after `--` are for `cantle run`")?;
+    if let Some(conflict) = run.conflict() {
+        bail!("the arguments after `--` are for `cantle run`: {conflict}");
+    }
     RunConfig::resolve(&run.settings, run.replay.as_deref())
         .map_err(|failure| failure.error)
         .context("--allow-agent needs the settings that `cantle run` needs")?;
