@@ -1,6 +1,8 @@
 //! Exit codes, and failures with an exit code.
 
+use std::error::Error;
 use std::fmt;
+use std::iter;
 
 use anyhow::anyhow;
 use cantle::agent::{SessionError, SessionErrorKind};
@@ -53,15 +55,8 @@ impl Failure {
 impl fmt::Display for Failure {
     /// Formats the error and those causes that its message does not contain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = self.error.to_string();
-        for cause in self.error.chain().skip(1) {
-            let cause = cause.to_string();
-            if !text.contains(&cause) {
-                text.push_str(": ");
-                text.push_str(&cause);
-            }
-        }
-        f.write_str(&text)
+        let text = self.error.to_string();
+        f.write_str(&with_causes(text, self.error.chain().skip(1)))
     }
 }
 
@@ -114,16 +109,50 @@ impl<T, E: Into<anyhow::Error>> FailureExt<T> for Result<T, E> {
     }
 }
 
-/// Returns the failure of a sandbox, with what to do about it.
+/// Adds those causes of an error that its message does not contain.
+fn with_causes<'e>(
+    mut text: String,
+    causes: impl Iterator<Item = &'e (dyn Error + 'static)>,
+) -> String {
+    for cause in causes {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// Returns the failure of a sandbox, with its causes and what to do about it.
 pub(crate) fn sandbox_failure(code: u8, error: &SandboxError) -> Failure {
     let advice = error.advice().map(|advice| format!(". {advice}"));
     let hint = policy::hint(error).map(|hint| format!(" {hint}"));
     let (advice, hint) = (advice.unwrap_or_default(), hint.unwrap_or_default());
-    let error = anyhow!("{error}{advice}{hint}");
+    let causes = iter::successors(error.source(), |&cause| cause.source());
+    let text = with_causes(error.to_string(), causes);
+    let error = anyhow!("{text}{advice}{hint}");
     Failure { code, error }
 }
 
 /// Returns the failure of a command that was cancelled during its preparation.
 pub(crate) fn cancelled_early() -> Failure {
     Failure::new(Code::Cancelled, anyhow!("cancelled before the run began"))
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle::core::sandbox::SandboxErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn failure_of_a_sandbox_has_its_cause_and_advice() {
+        let cause = std::io::Error::other("no certificate");
+        let error = SandboxError::new(SandboxErrorKind::Unavailable, "no engine")
+            .with_source(cause)
+            .with_advice("Start it.");
+        let failure = sandbox_failure(Code::Sandbox as u8, &error);
+        assert_eq!(failure.to_string(), "no engine: no certificate. Start it.");
+    }
 }
