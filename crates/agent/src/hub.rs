@@ -37,7 +37,12 @@ pub(crate) struct Events(Arc<Mutex<EventQueue>>);
 
 #[derive(Debug, Default)]
 struct EventQueue {
-    events: VecDeque<Event>,
+    /// Durable events, with their positions among all events.
+    durable: VecDeque<(u64, Event)>,
+    /// Deltas, with their positions among all events.
+    deltas: VecDeque<(u64, Event)>,
+    /// The position of the next event.
+    next_position: u64,
     next_number: u64,
     closed: bool,
     waker: Option<Waker>,
@@ -96,7 +101,7 @@ impl Hub {
 
     fn push(&self, queue: &mut EventQueue, event: Event) {
         if !self.is_watched() {
-            queue.events = VecDeque::new();
+            (queue.durable, queue.deltas) = (VecDeque::new(), VecDeque::new());
         } else if !queue.closed {
             queue.push(event);
         }
@@ -112,23 +117,34 @@ impl Hub {
 
 impl EventQueue {
     fn push(&mut self, event: Event) {
-        let is_delta = |event: &Event| event.kind.is_delta();
-        if is_delta(&event) {
-            if self
-                .events
-                .back_mut()
-                .is_some_and(|last| join(last, &event))
+        let position = self.next_position;
+        if event.kind.is_delta() {
+            let last = self.durable.back().map(|(position, _)| *position);
+            if let Some((_, delta)) = self.deltas.back_mut().filter(|it| Some(it.0) > last)
+                && join(delta, &event)
             {
                 return self.wake();
             }
-            if self.events.iter().filter(|event| is_delta(event)).count() >= MAX_DELTAS
-                && let Some(oldest) = self.events.iter().position(is_delta)
-            {
-                self.events.remove(oldest);
+            if self.deltas.len() >= MAX_DELTAS {
+                self.deltas.pop_front();
             }
+            self.deltas.push_back((position, event));
+        } else {
+            self.durable.push_back((position, event));
         }
-        self.events.push_back(event);
+        self.next_position += 1;
         self.wake();
+    }
+
+    /// Removes the first event.
+    fn pop(&mut self) -> Option<Event> {
+        let position = |events: &VecDeque<(u64, Event)>| events.front().map_or(u64::MAX, |it| it.0);
+        let events = if position(&self.deltas) < position(&self.durable) {
+            &mut self.deltas
+        } else {
+            &mut self.durable
+        };
+        events.pop_front().map(|(_, event)| event)
     }
 
     fn wake(&mut self) {
@@ -175,7 +191,7 @@ impl Stream for Events {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut queue = self.0.lock();
-        match queue.events.pop_front() {
+        match queue.pop() {
             Some(event) => Poll::Ready(Some(event)),
             None if queue.closed => Poll::Ready(None),
             None => {
@@ -234,5 +250,27 @@ mod tests {
         let numbers = 1..=MAX_DELTAS;
         let expected: Vec<_> = numbers.map(|number| number.to_string()).collect();
         assert_eq!(waiting(&mut events), expected);
+    }
+
+    #[test]
+    fn durable_events_and_deltas_are_read_in_order() {
+        let (hub, mut events) = Hub::new(RunId::new(), None, 0);
+        let warning = |number: usize| EventKind::Warning {
+            message: number.to_string(),
+        };
+        for number in 0..=MAX_DELTAS {
+            hub.emit(warning(number));
+            hub.emit(delta("a", "1".to_owned()));
+            hub.emit(delta("a", "2".to_owned()));
+        }
+        hub.emit(warning(MAX_DELTAS + 1));
+        let next = || events.next().now_or_never().flatten();
+        let read: Vec<_> = std::iter::from_fn(next).map(|event| event.kind).collect();
+        let number = |number: usize| [warning(number), delta("a", "12".to_owned())];
+        let mut expected: Vec<_> = (0..=MAX_DELTAS).flat_map(number).collect();
+        // The oldest delta is dropped.
+        expected.remove(1);
+        expected.push(warning(MAX_DELTAS + 1));
+        assert_eq!(read, expected);
     }
 }
