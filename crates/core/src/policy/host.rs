@@ -246,9 +246,10 @@ impl FromStr for HostPattern {
         if let Some(advice) = problem(name) {
             return Err(invalid(advice));
         }
-        let port = match port.map(str::parse) {
+        let port = match port.map(|port| (port.starts_with('+'), port.parse::<u16>())) {
             None => None,
-            Some(Ok(port)) if port != 0 => Some(port),
+            // A sign is no part of a port, though `parse` accepts it.
+            Some((false, Ok(port))) if port != 0 => Some(port),
             Some(_) => {
                 let advice =
                     "after the colon comes a port from 1 to 65535, as in `example.org:8443`";

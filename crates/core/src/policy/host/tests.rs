@@ -152,6 +152,7 @@ fn invalid_hosts_are_rejected_with_advice() {
         "example.com:0",
         "example.com:65536",
         "example.com:https",
+        "example.com:+443",
         "example.com\n",
         "www\0.example.org",
         "%77ww.example.org",
