@@ -417,12 +417,27 @@ fn call(name: &str, arguments: &[Number]) -> Result<Number, String> {
 /// Returns the first number to which no other compares as `order`.
 fn extreme(first: Number, rest: &[Number], order: Ordering) -> Number {
     rest.iter().fold(first, |found, x| {
-        let compared = match (*x, found) {
-            (Int(x), Int(found)) => x.cmp(&found),
-            (x, found) => to_float(x).total_cmp(&to_float(found)),
-        };
-        if compared == order { *x } else { found }
+        if compare(*x, found) == order {
+            *x
+        } else {
+            found
+        }
     })
+}
+
+/// Compares exactly: as a float, a large integer would be rounded.
+fn compare(a: Number, b: Number) -> Ordering {
+    match (a, b) {
+        (Int(a), Int(b)) => a.cmp(&b),
+        (Float(a), Float(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
+        (Float(_), Int(_)) => compare(b, a).reverse(),
+        (Int(a), Float(b)) if b.abs() < 2_f64.powi(127) => {
+            let floor = b.floor();
+            a.cmp(&(floor as i128)).then(floor.total_cmp(&b))
+        }
+        // Beyond all integers.
+        (Int(_), Float(b)) => 0_f64.total_cmp(&b),
+    }
 }
 
 fn gcd(a: i128, b: i128) -> i128 {
