@@ -311,18 +311,39 @@ pub enum DecisionError {
     OtherArguments,
 }
 
+/// A request that waits for its decision. Dropping it withdraws it.
+#[derive(Debug)]
+pub(crate) struct OpenApproval<'a> {
+    requests: &'a ApprovalRequests,
+    key: (RunId, String),
+    decision: oneshot::Receiver<Decision>,
+}
+
+impl OpenApproval<'_> {
+    /// Waits for the decision; `None` if there will be none.
+    pub(crate) async fn decision(mut self) -> Option<Decision> {
+        (&mut self.decision).await.ok()
+    }
+}
+
+impl Drop for OpenApproval<'_> {
+    fn drop(&mut self) {
+        self.requests.0.lock().remove(&self.key);
+    }
+}
+
 impl ApprovalRequests {
     /// Adds a request, which [`decide`](Self::decide) answers.
-    pub(crate) fn ask(
-        &self,
-        run: RunId,
-        call_id: &str,
-        digest: String,
-    ) -> oneshot::Receiver<Decision> {
+    pub(crate) fn ask(&self, run: RunId, call_id: &str, digest: String) -> OpenApproval<'_> {
         let (answer, decision) = oneshot::channel();
+        let key = (run, call_id.to_owned());
         let request = ApprovalRequest { digest, answer };
-        self.0.lock().insert((run, call_id.to_owned()), request);
-        decision
+        self.0.lock().insert(key.clone(), request);
+        OpenApproval {
+            requests: self,
+            key,
+            decision,
+        }
     }
 
     /// Answers a request.
@@ -342,5 +363,21 @@ impl ApprovalRequests {
         let request = requests.remove(&key).ok_or(DecisionError::NotAsked)?;
         let answered = request.answer.send(decision);
         answered.map_err(|_| DecisionError::NotAsked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_dropped_is_withdrawn() {
+        let (requests, run) = (ApprovalRequests::default(), RunId::new());
+        let open = requests.ask(run, "call", "digest".to_owned());
+        assert_eq!(requests.0.lock().len(), 1);
+        drop(open);
+        assert!(requests.0.lock().is_empty());
+        let decided = requests.decide(run, "call", "digest", Decision::Approve);
+        assert_eq!(decided, Err(DecisionError::NotAsked));
     }
 }

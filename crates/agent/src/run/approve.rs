@@ -133,11 +133,11 @@ async fn request(
         let decision = if let Some(requests) = &scope.requests {
             // The holder can decide on several calls in any order.
             drop(standing_approvals);
-            let answer = requests.ask(scope.run, &call.id, digest.clone());
+            let open = requests.ask(scope.run, &call.id, digest.clone());
             request();
-            let answer = answer.await;
+            let decision = open.decision().await;
             standing_approvals = scope.standing_approvals.lock().await;
-            answer.unwrap_or_else(|_| reject("no decision was made on it."))
+            decision.unwrap_or_else(|| reject("no decision was made on it."))
         } else if user.is_available() {
             request();
             ask_user(&**user, scope.run, call).await
