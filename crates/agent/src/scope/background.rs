@@ -195,6 +195,8 @@ impl Background {
         agent.progress = progress;
         let work = work(agent.cancellation.clone());
         let mut state = self.state.lock();
+        // A set keeps tasks that have ended until they are joined.
+        while state.tasks.try_join_next().is_some() {}
         state.agents.insert(number, agent);
         state.tasks.spawn(work);
     }
