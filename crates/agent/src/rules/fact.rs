@@ -151,6 +151,9 @@ pub(crate) struct SubAgentEnded {
     pub(crate) result: String,
     /// Whether a call is waiting for it and returns the result.
     pub(crate) awaited: bool,
+    /// The ids of these calls. One that is repeated after a resume returns the result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) awaited_by: Vec<String>,
     pub(crate) ledger: Box<Ledger>,
 }
 

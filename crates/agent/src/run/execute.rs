@@ -316,13 +316,12 @@ impl RunTask {
             self.scope.hub.emit(EventKind::Warning { message });
         }
         records.retain(|record| {
-            let result = facts.iter().find_map(|fact| match fact {
-                Fact::SubAgentEnded(ended) if ended.id == record.id => Some(ended.result.clone()),
+            let ended = facts.iter().find_map(|fact| match fact {
+                Fact::SubAgentEnded(ended) if ended.id == record.id => Some(ended),
                 _ => None,
             });
-            let is_unfinished = result.is_none();
-            self.scope.background.restore(record, result);
-            is_unfinished
+            self.scope.background.restore(record, ended);
+            ended.is_none()
         });
         Ok(records)
     }

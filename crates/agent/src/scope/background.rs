@@ -46,8 +46,8 @@ struct BackgroundAgent {
     record: BackgroundAgentRecord,
     cancellation: CancellationToken,
     progress: Arc<Progress>,
-    /// Number of calls that wait for its end.
-    waiting_calls: usize,
+    /// Ids of the calls that wait for its end, or waited when an earlier process recorded it.
+    waiting_calls: Vec<String>,
     result: Option<String>,
 }
 
@@ -102,13 +102,17 @@ impl BackgroundAgent {
             record,
             cancellation: CancellationToken::new(),
             progress: Arc::default(),
-            waiting_calls: 0,
+            waiting_calls: Vec::new(),
             result: None,
         }
     }
 
     fn is_working(&self) -> bool {
         self.result.is_none()
+    }
+
+    fn is_awaited_by(&self, call_id: &str) -> bool {
+        self.waiting_calls.iter().any(|it| it == call_id)
     }
 
     fn status(&self) -> BackgroundStatus {
@@ -133,12 +137,13 @@ impl Background {
 
     /// Restores a sub-agent of an earlier process: with its result if it had ended. The number of one
     /// that had not is reserved.
-    pub(crate) fn restore(&self, record: &BackgroundAgentRecord, result: Option<String>) {
+    pub(crate) fn restore(&self, record: &BackgroundAgentRecord, ended: Option<&SubAgentEnded>) {
         let mut state = self.state.lock();
         state.next_number = state.next_number.max(record.number + 1);
-        if result.is_some() {
+        if let Some(ended) = ended {
             let mut agent = BackgroundAgent::new(record.clone());
-            agent.result = result;
+            agent.result = Some(ended.result.clone());
+            agent.waiting_calls.clone_from(&ended.awaited_by);
             state.agents.insert(record.number, agent);
         }
     }
@@ -229,7 +234,8 @@ impl Background {
                 id: agent.record.id.clone(),
                 tool,
                 result: result.clone(),
-                awaited: agent.waiting_calls > 0,
+                awaited: !agent.waiting_calls.is_empty(),
+                awaited_by: agent.waiting_calls.clone(),
                 ledger,
             })
         };
@@ -260,7 +266,7 @@ impl Background {
     }
 
     /// Waits until one sub-agent has ended: this one, or any that works. Returns those that have;
-    /// `None` after the timeout.
+    /// `None` after the timeout. A call that an earlier process did not complete returns those it waited for.
     ///
     /// # Errors
     /// If there is none with this id; the message lists the ids.
@@ -268,19 +274,21 @@ impl Background {
         &self,
         tool: &str,
         id: Option<&str>,
+        call_id: &str,
         timeout: Duration,
     ) -> Result<Option<Vec<BackgroundStatus>>, String> {
         let numbers: Vec<_> = {
             let state = self.state.lock();
             let agents = state.select(tool, id)?.into_iter();
-            let awaited = agents.filter(|agent| id.is_some() || agent.is_working());
+            let awaited = agents
+                .filter(|agent| id.is_some() || agent.is_working() || agent.is_awaited_by(call_id));
             awaited.map(|agent| agent.record.number).collect()
         };
         if numbers.is_empty() {
             return self.statuses(tool, None).map(Some);
         }
         let mut changed = self.changed.subscribe();
-        let waiting = WaitingCall::new(self, numbers);
+        let waiting = WaitingCall::new(self, call_id, numbers);
         let ended = async {
             loop {
                 let ended = waiting.ended();
@@ -359,16 +367,18 @@ impl Drop for StartingAgent<'_> {
 /// A call that waits for the end of sub-agents, and returns their results.
 struct WaitingCall<'a> {
     background: &'a Background,
+    call_id: &'a str,
     numbers: Vec<u64>,
 }
 
 impl<'a> WaitingCall<'a> {
-    fn new(background: &'a Background, numbers: Vec<u64>) -> Self {
+    fn new(background: &'a Background, call_id: &'a str, numbers: Vec<u64>) -> Self {
         let call = Self {
             background,
+            call_id,
             numbers,
         };
-        call.each(|agent| agent.waiting_calls += 1);
+        call.each(|agent| agent.waiting_calls.push(call_id.to_owned()));
         call
     }
 
@@ -394,6 +404,51 @@ impl<'a> WaitingCall<'a> {
 
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
-        self.each(|agent| agent.waiting_calls -= 1);
+        self.each(|agent| agent.waiting_calls.retain(|it| it != self.call_id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Starts a sub-agent that works until it is stopped.
+    fn spawn(background: &Background, record: &BackgroundAgentRecord) {
+        background.spawn(record.clone(), Arc::default(), |stop| async move {
+            stop.cancelled().await;
+        });
+    }
+
+    #[tokio::test]
+    async fn a_repeated_wait_returns_what_had_ended_before() {
+        const TIMEOUT: Duration = Duration::from_secs(60);
+        let (facts, mut received) = mpsc::unbounded_channel();
+        let killed = Background::new(facts, &CancellationToken::new());
+        let records = ["first", "second"].map(|call_id| killed.new_record("helper", call_id));
+        for record in &records {
+            spawn(&killed, record);
+        }
+        let mut wait = Box::pin(killed.wait("helper", None, "wait", TIMEOUT));
+        assert!(wait.as_mut().now_or_never().is_none());
+        killed.ended(records[0].number, "helped".to_owned(), None);
+        let Fact::SubAgentEnded(ended) = *received.try_recv().unwrap() else {
+            panic!("the sub-agent has not ended");
+        };
+
+        let (facts, _received) = mpsc::unbounded_channel();
+        let resumed = Background::new(facts, &CancellationToken::new());
+        resumed.restore(&records[0], Some(&ended));
+        spawn(&resumed, &records[1]);
+        let other = resumed.wait("helper", None, "other", TIMEOUT);
+        assert!(other.now_or_never().is_none());
+        let repeated = resumed.wait("helper", None, "wait", TIMEOUT).await;
+        let statuses = repeated.unwrap().unwrap();
+        assert!(
+            matches!(&*statuses, [BackgroundStatus::Ended(id, result)] if id == "helper-1" && result == "helped"),
+            "{statuses:?}"
+        );
     }
 }

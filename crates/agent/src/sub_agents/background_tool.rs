@@ -189,7 +189,7 @@ async fn wait(
     cx: &ToolContext,
 ) -> Result<ToolOutput, ToolError> {
     let waited = tokio::select! {
-        waited = background.wait(tool, id, timeout) => waited,
+        waited = background.wait(tool, id, &cx.call_id, timeout) => waited,
         () = cx.cancellation.cancelled() => return Err(ToolError::cancelled()),
     };
     let text = match waited {

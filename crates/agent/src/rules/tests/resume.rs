@@ -226,6 +226,7 @@ fn the_end_of_a_sub_agent_is_announced_unless_a_call_waits_for_it() {
             tool: "helper".to_owned(),
             result: "done".to_owned(),
             awaited,
+            awaited_by: Vec::new(),
             ledger: Box::new(ledger),
         }));
     }
