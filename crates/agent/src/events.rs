@@ -13,7 +13,7 @@ use cantle_core::seconds::unix_time;
 use cantle_core::tool::Decision;
 
 use crate::journal::{End, Header, JournalContent, RunStore, StoreError, WorkClock};
-use crate::rules::{Action, CallOutcome, Fact, Machine, display_arguments, tool_refused};
+use crate::rules::{Action, Fact, Machine, display_arguments, tool_finished, tool_refused};
 
 /// Maximum depth of sub-agents whose journals are read with that of a run.
 pub(crate) const MAX_DEPTH: u32 = 16;
@@ -45,20 +45,6 @@ pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
         call_id: call.id.clone(),
         tool: call.name.clone(),
         arguments: display_arguments(call),
-    }
-}
-
-/// The event of a call that started and ended.
-pub(crate) fn tool_finished(call: &ToolCall, outcome: &CallOutcome) -> EventKind {
-    EventKind::ToolFinished {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        result: outcome.content.text(),
-        success: outcome.success,
-        arguments_valid: outcome.arguments_valid,
-        arguments: None,
-        metadata: outcome.metadata.clone(),
-        duration: outcome.duration,
     }
 }
 

@@ -8,6 +8,7 @@ use cantle_core::message::ToolCall;
 use cantle_core::tool::Decision;
 use serde_json::Value;
 
+use super::fact::CallOutcome;
 use crate::error::RunError;
 
 /// The result of a run: a finish call, `None` for an answer in text, or an error.
@@ -47,6 +48,20 @@ pub(crate) enum SummaryAttempt {
     TextOnly,
     /// Without tools.
     WithoutTools,
+}
+
+/// The event of a call that started and ended.
+pub(crate) fn tool_finished(call: &ToolCall, outcome: &CallOutcome) -> EventKind {
+    EventKind::ToolFinished {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        result: outcome.content.text(),
+        success: outcome.success,
+        arguments_valid: outcome.arguments_valid,
+        arguments: None,
+        metadata: outcome.metadata.clone(),
+        duration: outcome.duration,
+    }
 }
 
 /// The event of a call that was answered without running.

@@ -23,7 +23,9 @@ mod turn;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::action::{Action, RunEnd, SummaryAttempt, display_arguments, tool_refused};
+pub(crate) use self::action::{
+    Action, RunEnd, SummaryAttempt, display_arguments, tool_finished, tool_refused,
+};
 pub(crate) use self::budget::BudgetState;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};

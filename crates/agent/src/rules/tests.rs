@@ -87,6 +87,11 @@ fn actions(machine: &mut Machine) -> Vec<String> {
             Action::Summarize { attempt } => format!("summarize {attempt:?}"),
             Action::Emit(event) => match *event {
                 EventKind::HistorySummarized { replaced, .. } => format!("summarized {replaced}"),
+                EventKind::ToolFinished {
+                    call_id,
+                    arguments: None,
+                    ..
+                } => format!("ended {call_id}"),
                 EventKind::ToolFinished { call_id, .. } => format!("refused {call_id}"),
                 EventKind::UserMessage { text } => format!("say {text}"),
                 EventKind::TurnDropped { turn } => format!("dropped {turn}"),

@@ -235,12 +235,12 @@ impl Turn {
         !self.calls.iter().any(CallSlot::is_open)
     }
 
-    /// Indices of the calls that an earlier process started, whose results are unknown.
-    pub(super) fn interrupted(&self) -> Vec<usize> {
+    /// The calls that an earlier process started, whose results are unknown, with their indices.
+    pub(super) fn interrupted(&self) -> Vec<(usize, Arc<ToolCall>)> {
         let slots = self.calls.iter().enumerate();
         slots
             .filter(|(_, slot)| slot.is_open() && slot.started.is_some() && !slot.resumes())
-            .map(|(index, _)| index)
+            .map(|(index, slot)| (index, Arc::clone(&slot.call)))
             .collect()
     }
 

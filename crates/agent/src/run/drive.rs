@@ -28,7 +28,8 @@ use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
 use crate::rules::{
-    Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_refused,
+    Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_finished,
+    tool_refused,
 };
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
@@ -346,7 +347,7 @@ impl Driver {
             }
             let has_started = self.machine.has_started(index);
             self.scope.hub.emit_with(|| match has_started {
-                true => events::tool_finished(&call, &outcome),
+                true => tool_finished(&call, &outcome),
                 false => tool_refused(&call, &outcome.content.text()),
             });
         }

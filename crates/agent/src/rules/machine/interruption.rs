@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::{Activity, Machine, Status, TextAnswerCounter};
 use crate::error::RunError;
+use crate::rules::action::{Action, tool_finished};
 use crate::rules::budget::BudgetPhase;
 use crate::rules::fact::CallOutcome;
 use crate::rules::overflow::OverflowCounter;
@@ -80,11 +81,11 @@ impl Machine {
         let ends_with_turn = last.is_some_and(|message| matches!(**message, Message::Assistant(_)));
         match &mut self.activity {
             Activity::Calling(turn) => {
-                for index in turn.interrupted() {
+                for (index, call) in turn.interrupted() {
                     let outcome = CallOutcome::failure(INTERRUPTED, Duration::ZERO, time);
-                    if let Some(tool) = turn.tool(index) {
-                        self.ledger.tool_call(tool, &outcome);
-                    }
+                    self.ledger.tool_call(&call.name, &outcome);
+                    let event = Box::new(tool_finished(&call, &outcome));
+                    self.actions.push_back(Action::Emit(event));
                     turn.call_finished(index, outcome);
                 }
                 turn.reschedule_unfinished();

@@ -111,6 +111,26 @@ fn background_processes_are_reported_once() {
     assert!(!machine.has_background_processes());
 }
 
+#[test]
+fn an_interrupted_call_is_reported_and_does_not_run_again() {
+    let mut machine = start(rules(9));
+    answer(&mut machine, "", &[("look", "a"), ("look", "b")]);
+    actions(&mut machine);
+    machine.apply(Fact::CallStarted {
+        index: 0,
+        time: 1.0,
+    });
+    machine.apply(resumed(None));
+    assert_eq!(actions(&mut machine), ["ended a", "start 1 look"]);
+    finish_call(&mut machine, 1, "looked");
+    let expected = [
+        "assistant ".to_owned(),
+        format!("a {}", turn::INTERRUPTED),
+        "b looked".to_owned(),
+    ];
+    assert_eq!(story(&machine), expected);
+}
+
 /// The traits of tools whose calls go on where they were.
 fn resumable(rules: Rules) -> Machine {
     let mut tools = tools();
