@@ -153,8 +153,7 @@ impl Session {
         };
         if header.sandbox.is_none() && session.has_own_sandbox() {
             if !fresh_sandbox {
-                // The first error is the one to report.
-                let _ = session.sets.close().await;
+                session.release().await;
                 let message = format!(
                     "the sandbox of run {run} did not outlive the program, and the files in it are \
                      gone; it can go on only in a fresh one"
@@ -165,7 +164,7 @@ impl Session {
         }
         let differences = header.identity.compare(&session.resources.identity());
         if !differences.conflicts.is_empty() {
-            session.suspend().await;
+            session.release().await;
             let message = format!(
                 "run {run} was begun by an agent that is different from this one:\n  {}",
                 differences.conflicts.join("\n  ")
@@ -204,6 +203,7 @@ impl Session {
             mut resources,
             sets,
             guard,
+            ..
         } = session;
         let runs = &resources.runs;
         if runs.parent.is_none() {

@@ -37,6 +37,8 @@ pub(super) struct OpenSession {
     pub(super) sets: ToolSets,
     /// Cancels the session's runs.
     pub(super) guard: DropGuard,
+    /// Whether the sandbox is that of an earlier session.
+    is_reattached: bool,
 }
 
 impl OpenSession {
@@ -54,6 +56,7 @@ impl OpenSession {
                 resources,
                 sets,
                 guard,
+                is_reattached: request.reattach.is_some(),
             }),
             Err(error) => {
                 // The first error is the one to report. A reattached sandbox must stay.
@@ -86,7 +89,7 @@ impl OpenSession {
                 }
                 Err(error) => {
                     let message = format!("the sandbox can't be kept: {error}");
-                    self.suspend().await;
+                    self.release().await;
                     return Err(
                         SessionError::new(SessionErrorKind::Sandbox, message).with_source(error)
                     );
@@ -108,10 +111,13 @@ impl OpenSession {
         self.resources.sandbox.is_some() && !parent.is_some_and(|parent| parent.shares_sandbox)
     }
 
-    /// Closes everything but what outlives the process, after an error.
-    pub(super) async fn suspend(self) {
+    /// Closes everything after an error, except a sandbox that was reattached.
+    pub(super) async fn release(self) {
         // The first error is the one to report.
-        let _ = self.sets.suspend().await;
+        let _ = match self.is_reattached {
+            true => self.sets.suspend().await,
+            false => self.sets.close().await,
+        };
     }
 }
 

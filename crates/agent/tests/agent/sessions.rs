@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::support::{Scripted, agent, finish, finish_tool, outcome};
+use crate::support::{Scripted, agent, finish, finish_tool, outcome, text};
 use async_trait::async_trait;
-use cantle_agent::{Agent, SessionErrorKind, SessionOptions};
+use cantle_agent::{Agent, ResumeOptions, RunStore, SessionErrorKind, SessionOptions};
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
@@ -82,7 +82,9 @@ impl ToolSet for Set {
     }
 
     async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close().await
+        let entry = format!("suspend {}", self.name);
+        self.log.lock().unwrap().push(entry);
+        Ok(())
     }
 
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
@@ -114,6 +116,28 @@ async fn providers_close_in_reverse_order_and_all_errors_are_reported() {
         *log.lock().unwrap(),
         ["open a", "open b", "close b", "close a"]
     );
+}
+
+#[tokio::test]
+async fn what_a_different_agent_opened_to_resume_a_run_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let log = Log::default();
+    let agent = |model: &str| {
+        let client = Scripted::new(|_, _| text("done?")).named(model);
+        let agent = agent(&client).provider(provider(&log, "a"));
+        agent.max_turns(1).build().unwrap()
+    };
+    let options = SessionOptions::default().kept_in(store.clone(), Value::Null);
+    let session = agent("one").session(options).await.unwrap();
+    let run = outcome(session.run("the task").unwrap()).await.run;
+    session.close().await.unwrap();
+    log.lock().unwrap().clear();
+    let other = agent("other");
+    let resumed = other.resume(&store, run, ResumeOptions::default());
+    let error = resumed.await.unwrap_err();
+    assert_eq!(error.kind(), SessionErrorKind::Identity, "{error}");
+    assert_eq!(*log.lock().unwrap(), ["open a", "close a"]);
 }
 
 #[tokio::test]
