@@ -113,22 +113,20 @@ impl Account {
     }
 
     /// Adds the spending of earlier processes, and the time that they used.
-    pub(crate) fn carry_over(&self, ledger: &Ledger, model: &ModelInfo, time: Duration) {
-        self.earlier_run(ledger, model);
+    pub(crate) fn carry_over(&self, ledger: &Ledger, models: &[&ModelInfo], time: Duration) {
+        self.earlier_run(ledger, models);
         self.state.lock().earlier = time;
     }
 
     /// Adds the spending of earlier processes on this run, or on a sub-agent that does not go on. Calls of
-    /// its model whose cost was not known then have the prices that are known now.
-    pub(crate) fn earlier_run(&self, ledger: &Ledger, model: &ModelInfo) {
+    /// its models whose cost was not known then have the prices that are known now.
+    pub(crate) fn earlier_run(&self, ledger: &Ledger, models: &[&ModelInfo]) {
         self.add(ledger.into());
         let unknown = ledger.all_model_calls().filter(|it| it.has_unknown_cost());
         for call in unknown {
-            let model = model.named(&call.model);
-            // Another model may be that of a sub-agent.
-            if model.slug == call.model
-                && let Some(prices) = model.prices.or(model.highest_prices)
-            {
+            let named = models.iter().map(|model| model.named(&call.model));
+            let mut named = named.filter(|model| model.slug == call.model);
+            if let Some(prices) = named.find_map(|model| model.prices.or(model.highest_prices)) {
                 self.add(Spending {
                     cost_usd: Some(prices.cost_usd(&call.usage)),
                     ..Spending::default()

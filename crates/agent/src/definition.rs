@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use cantle_core::llm::LlmClient;
+use cantle_core::llm::{LlmClient, ModelInfo};
 use cantle_core::tool::{AskUser, DynTool, Requirements, ToolProvider};
 
 use crate::approval::Approvals;
@@ -29,13 +29,19 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
+    /// Returns the models of this agent and of its sub-agents.
+    pub(crate) fn models(&self) -> Vec<&ModelInfo> {
+        let sub_agents = self.tools.iter().filter_map(|it| it.sub_agent.as_ref());
+        let own = std::iter::once(self.client.model());
+        own.chain(sub_agents.flat_map(|it| it.models())).collect()
+    }
+
     /// Returns the name of a model whose calls have no known cost: this agent's, a fallback, or a
     /// sub-agent's.
     pub(crate) fn model_without_cost(&self) -> Option<String> {
-        let own = self.client.model().without_cost();
-        let mut sub_agents = self.tools.iter().filter_map(|it| it.sub_agent.as_ref());
-        own.map(|model| model.slug.clone())
-            .or_else(|| sub_agents.find_map(|it| it.model_without_cost()))
+        let mut models = self.models().into_iter();
+        let model = models.find_map(ModelInfo::without_cost)?;
+        Some(model.slug.clone())
     }
 
     /// Returns what all providers need from the sandbox.

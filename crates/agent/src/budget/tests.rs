@@ -71,7 +71,7 @@ async fn the_time_left_is_the_minimum_including_earlier_processes() {
     let above = Arc::new(Account::new(limit(100), None));
     let account = Account::new(limit(50), Some(above));
     let earlier = Duration::from_secs(20);
-    account.carry_over(&Ledger::default(), &ModelInfo::new("model"), earlier);
+    account.carry_over(&Ledger::default(), &[&ModelInfo::new("model")], earlier);
     tokio::time::advance(Duration::from_secs(10)).await;
     let (left, state) = account.time_left(Duration::ZERO).unwrap();
     assert_eq!((left.as_secs(), state.limit), (20, 50.0));
@@ -102,7 +102,7 @@ fn an_earlier_process_counts_with_its_sub_agents() {
 
     let budget = Budget::default().tokens(10).tool_calls(2).cost_usd(0.5);
     let account = Account::new(budget, None);
-    account.carry_over(&ledger, &ModelInfo::new("model"), Duration::ZERO);
+    account.carry_over(&ledger, &[&ModelInfo::new("model")], Duration::ZERO);
     let expected = [
         state(Resource::Tokens, 10.0, 10.0),
         state(Resource::CostUsd, 0.5, 0.5),
@@ -119,7 +119,7 @@ fn calls_that_an_earlier_process_refused_do_not_count() {
         ledger.record_refused("look");
     }
     let account = Account::new(Budget::default().tool_calls(2), None);
-    account.carry_over(&ledger, &ModelInfo::new("model"), Duration::ZERO);
+    account.carry_over(&ledger, &[&ModelInfo::new("model")], Duration::ZERO);
     assert_eq!(account.notices(), []);
 }
 
@@ -127,14 +127,21 @@ fn calls_that_an_earlier_process_refused_do_not_count() {
 fn calls_of_unknown_cost_of_an_earlier_process_have_the_prices_known_now() {
     let mut other = tokens(1_000_000);
     other.model = "other".to_owned();
+    let mut child = Ledger::default();
+    child.model_calls.push(other);
     let mut ledger = Ledger::default();
-    ledger.model_calls = vec![tokens(1_000_000), other];
+    ledger.model_calls.push(tokens(1_000_000));
+    ledger.sub_agents.insert("child".to_owned(), vec![child]);
     let mut model = ModelInfo::new("model");
     model.prices = Some(Prices::per_million(2.0, 10.0));
-    for (limit, is_exhausted) in [(1.9, true), (2.1, false)] {
-        let account = Account::new(Budget::default().cost_usd(limit), None);
-        account.carry_over(&ledger, &model, Duration::ZERO);
-        assert_eq!(account.is_exhausted(), is_exhausted);
+    let mut child_model = ModelInfo::new("other");
+    child_model.prices = Some(Prices::per_million(3.0, 10.0));
+    for (models, cost) in [(&[&model][..], 2.0), (&[&model, &child_model], 5.0)] {
+        for (limit, is_exhausted) in [(cost - 0.1, true), (cost + 0.1, false)] {
+            let account = Account::new(Budget::default().cost_usd(limit), None);
+            account.carry_over(&ledger, models, Duration::ZERO);
+            assert_eq!(account.is_exhausted(), is_exhausted);
+        }
     }
 }
 

@@ -288,9 +288,9 @@ impl RunTask {
         journal.commit().await?;
         machine.apply(fact);
         // Calls that were interrupted are in the ledger now.
-        let model = self.resources.agent.client.model();
+        let models = self.resources.agent.models();
         let budget = &self.scope.budget;
-        budget.carry_over(machine.ledger(), model, time_used);
+        budget.carry_over(machine.ledger(), &models, time_used);
         self.scope.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });

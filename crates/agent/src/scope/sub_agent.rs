@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_core::llm::ModelInfo;
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use parking_lot::Mutex;
@@ -49,8 +50,8 @@ pub(crate) trait SubAgentTool: Send + Sync {
         call: Arc<SubAgentCall>,
     ) -> Result<ToolOutput, ToolError>;
 
-    /// Returns the name of a model whose calls have no known cost, if the sub-agent uses one.
-    fn model_without_cost(&self) -> Option<String>;
+    /// Returns the models of the sub-agent and of those below it.
+    fn models(&self) -> Vec<&ModelInfo>;
 }
 
 /// The calling run, as a sub-agent's session sees it.

@@ -18,6 +18,7 @@ mod work;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_core::llm::ModelInfo;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -60,8 +61,8 @@ impl SubAgentTool for SubAgent {
         }
     }
 
-    fn model_without_cost(&self) -> Option<String> {
-        self.agent.0.model_without_cost()
+    fn models(&self) -> Vec<&ModelInfo> {
+        self.agent.0.models()
     }
 }
 

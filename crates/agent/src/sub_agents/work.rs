@@ -220,8 +220,8 @@ impl SubAgent {
         let end = content.end.take();
         let finish = end.and_then(|end| Some((end.finish?, end.files)));
         let (_, _, ledger) = content.replay().into_parts();
-        let model = self.agent.0.client.model();
-        call.scope.budget.earlier_run(&ledger, model);
+        let models = self.agent.0.models();
+        call.scope.budget.earlier_run(&ledger, &models);
         SubAgentResult {
             success: finish.is_some(),
             text: match finish {
