@@ -98,6 +98,12 @@ impl Driver {
             self.resume_background_agents(unfinished).await;
         }
         let end = self.perform_actions().await;
+        if end.is_err() && !self.calls.is_empty() {
+            // They end like those of a cancelled run, so that what sub-agents used is in the ledger.
+            self.scope.ending.cancellation.cancel();
+            // The first error is the one to report.
+            let _ = self.stop_calls("The run failed").await;
+        }
         self.tasks.shutdown().await;
         let closed = self.close(end.is_ok()).await;
         // The first error is the one to report.
@@ -381,6 +387,8 @@ impl Driver {
             let outcome = match event {
                 CallEvent::Finished(outcome) => outcome,
                 CallEvent::Decided(..) => self.not_begun(reason),
+                // It is abandoned below, with what the sub-agent used.
+                CallEvent::HookFailed(_) if self.has_sub_agent(index) => continue,
                 CallEvent::HookFailed(error) => not_run(error.to_string()),
             };
             self.finish_call(index, outcome)?;
@@ -404,6 +412,12 @@ impl Driver {
             self.finish_call(index, outcome)?;
         }
         Ok(())
+    }
+
+    /// Whether a call has started a sub-agent.
+    fn has_sub_agent(&self, index: usize) -> bool {
+        let call = self.calls.get(&index);
+        call.is_some_and(|call| call.sub_agent.is_some())
     }
 
     /// The outcome of a call that was stopped before it began.

@@ -169,7 +169,7 @@ impl RunningCall {
         Ok(output)
     }
 
-    /// The outcome of this call if it did not end in time after its cancellation.
+    /// The outcome of this call if it did not end in time after its cancellation, or a hook panicked after it.
     pub(super) fn abandoned(
         &self,
         reason: &str,
@@ -180,8 +180,7 @@ impl RunningCall {
         let mut outcome = CallOutcome::failure(text, self.started.elapsed(), unix_seconds());
         outcome.cancelled = scope.ending.cancellation.is_cancelled();
         outcome.suspended = is_repeatable && scope.suspends_calls();
-        let ledger = self.sub_agent.as_ref().map(|call| call.progress.ledger());
-        let ledger = ledger.filter(|ledger| !ledger.model_calls.is_empty());
+        let ledger = self.sub_agent.as_ref().and_then(|call| call.take_ledger());
         outcome.sub_agent = ledger.map(Box::new);
         outcome
     }

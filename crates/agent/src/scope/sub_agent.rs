@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_core::ledger::Ledger;
 use cantle_core::llm::ModelInfo;
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
@@ -97,5 +98,16 @@ impl SubAgentCall {
 
     pub(crate) fn take_report(&self) -> Option<SubAgentReport> {
         self.report.lock().take()
+    }
+
+    /// The ledger of a sub-agent whose call has no result: that of its report, or of its progress so far. `None` if it
+    /// used nothing, or works in the background, which has a report of its own.
+    pub(crate) fn take_ledger(&self) -> Option<Ledger> {
+        if self.scope.background.of_call(&self.call_id).is_some() {
+            return None;
+        }
+        let report = self.take_report().map(|report| report.ledger);
+        let ledger = report.unwrap_or_else(|| self.progress.ledger());
+        Some(ledger).filter(|ledger| !ledger.model_calls.is_empty())
     }
 }

@@ -7,16 +7,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cantle_agent::{
     AfterTool, Agent, Approvals, AtFinish, BeforeModel, BeforeTool, Budget, Hooks, Outcome,
-    Permission, RunErrorKind, RunStore, SessionOptions, TextAnswers,
+    Permission, ResumeOptions, RunErrorKind, RunStore, SessionOptions, SubAgent, TextAnswers,
 };
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::message::{SharedMessage, ToolCall};
+use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Scripted, agent, calls, echo, finish, outcome, results, session, text, user_messages,
+    Scripted, agent, bare, calls, echo, finish, finish_tool, outcome, results, session, text,
+    user_messages,
 };
 
 /// Returns configured decisions, and records its calls.
@@ -370,5 +372,73 @@ async fn a_hook_that_panics_ends_the_run_and_is_named() {
         );
         assert_eq!(outcome.finish, None);
         session.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_loses_nothing_that_sub_agents_used() {
+    for is_kept in [false, true] {
+        let reached = CancellationToken::new();
+        let begun = reached.clone();
+        let hang = bare("hang", move |cx| {
+            begun.cancel();
+            async move {
+                cx.cancellation.cancelled().await;
+                Ok(ToolOutput::failure("stopped"))
+            }
+        });
+        let work = bare("work", move |_| {
+            let reached = reached.clone();
+            async move {
+                reached.cancelled().await;
+                Ok("worked".into())
+            }
+        });
+        let work = work.with_concurrency_safe(true);
+        let helper = Scripted::new(|turn, _| match turn {
+            0 => calls(&[("hang", "h", json!({}))]),
+            _ => finish("helped"),
+        });
+        let helper = Agent::builder("helper", helper)
+            .tool(hang)
+            .finish(finish_tool())
+            .build()
+            .unwrap();
+        let client = Scripted::new(|turn, _| match turn {
+            0 => calls(&[
+                ("helper", "a", json!({"task": "Help."})),
+                ("work", "b", json!({})),
+            ]),
+            _ => finish("done"),
+        });
+        let agent = |hook| {
+            let agent = agent(&client).tool(work.clone()).hooks(Panicking(hook));
+            let helper = SubAgent::new(&helper, "Helps.");
+            agent.sub_agent(helper).build().unwrap()
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let store = RunStore::new(directory.path());
+        let mut options = SessionOptions::default();
+        if is_kept {
+            options = options.kept_in(store.clone(), Value::Null);
+        }
+        let session = agent("after_tool").session(options).await.unwrap();
+        let failed = outcome(session.run("the task").unwrap()).await;
+        session.close().await.unwrap();
+        assert_eq!(failed.error.unwrap().kind(), RunErrorKind::Hook);
+        // One turn above, and one below.
+        assert_eq!(failed.ledger.reported_usage().total(), 2 * 15);
+        assert_eq!(failed.ledger.sub_agents["helper"].len(), 1);
+        if !is_kept {
+            continue;
+        }
+        let agent = agent("none");
+        let session = agent.resume(&store, failed.run, ResumeOptions::default());
+        let session = session.await.unwrap();
+        let resumed = outcome(session.resume().unwrap()).await;
+        session.close().await.unwrap();
+        assert_eq!(resumed.status(), RunStatus::Finished, "{:?}", resumed.error);
+        assert_eq!(resumed.ledger.reported_usage().total(), 4 * 15);
+        assert_eq!(resumed.ledger.sub_agents["helper"].len(), 1);
     }
 }
