@@ -68,8 +68,13 @@ impl RunStart {
     }
 }
 
-/// A run that is ready to be driven, with the background sub-agents that worked when an earlier process ended.
-type PreparedRun = (Machine, Option<Journal>, Vec<BackgroundAgentRecord>);
+/// A run with the background sub-agents that worked when an earlier process ended, or the error because of which it
+/// can't be driven.
+type PreparedRun = (
+    Machine,
+    Option<Journal>,
+    Result<Vec<BackgroundAgentRecord>, RunError>,
+);
 
 /// Ends the event streams and the background sub-agents, even if the run panics or is aborted.
 struct ScopeGuard(Arc<RunScope>);
@@ -100,7 +105,7 @@ impl RunTask {
         let run = self.scope.run;
         let prepared = match start {
             RunStart::Task(_, task) => self.begin(&history, task).await,
-            RunStart::Resume(resumed) => self.resume(*resumed).await,
+            RunStart::Resume(resumed) => Ok(self.resume(*resumed).await),
         };
         let (machine, journal, unfinished) = match prepared {
             Ok(prepared) => prepared,
@@ -110,9 +115,14 @@ impl RunTask {
                 return outcome;
             }
         };
-        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
-        let driver = Driver::new(scope, resources, machine, journal.clone(), facts);
-        let (end, machine) = self.drive(driver, unfinished).await;
+        let (end, machine) = match unfinished {
+            Ok(unfinished) => {
+                let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+                let driver = Driver::new(scope, resources, machine, journal.clone(), facts);
+                self.drive(driver, unfinished).await
+            }
+            Err(error) => (Err(error), machine),
+        };
         let (finish, mut error) = match end {
             Ok(finish) => (finish, None),
             Err(error) => (None, Some(error)),
@@ -199,7 +209,7 @@ impl RunTask {
             .store(false, Ordering::Release);
         let tools = Arc::clone(resources.tools.traits());
         let machine = Machine::new(resources.agent.rules.clone(), tools, messages);
-        Ok((machine, journal, Vec::new()))
+        Ok((machine, journal, Ok(Vec::new())))
     }
 
     /// Puts the facts about this run at the head of its task.
@@ -254,7 +264,7 @@ impl RunTask {
     }
 
     /// Prepares a run that another process began.
-    async fn resume(&self, resumed: ResumedRun) -> Result<PreparedRun, RunError> {
+    async fn resume(&self, resumed: ResumedRun) -> PreparedRun {
         let ResumedRun {
             content,
             journal,
@@ -267,7 +277,7 @@ impl RunTask {
             ..
         } = content;
         self.emit_start(&header.task);
-        let unfinished = self.restore_background(&facts).await?;
+        let unfinished = self.restore_background(&facts).await;
         let tools = Arc::clone(self.resources.tools.traits());
         let mut machine = Machine::replay(header.rules, tools, header.messages, facts);
         let standing = machine.standing_approvals().clone();
@@ -283,9 +293,17 @@ impl RunTask {
             }),
             time: unix_seconds(),
         };
-        journal.record(&fact)?;
-        // The sandbox must be known before it is used.
-        journal.commit().await?;
+        let recorded = async {
+            let unfinished = unfinished?;
+            journal.record(&fact)?;
+            // The sandbox must be known before it is used.
+            journal.commit().await?;
+            Ok::<_, RunError>(unfinished)
+        };
+        let recorded = recorded.await;
+        if recorded.is_err() {
+            return (machine, Some(journal), recorded);
+        }
         machine.apply(fact);
         // Calls that were interrupted are in the ledger now.
         let models = self.resources.agent.models();
@@ -294,7 +312,7 @@ impl RunTask {
         self.scope.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });
-        Ok((machine, Some(journal), unfinished))
+        (machine, Some(journal), recorded)
     }
 
     /// Restores the background sub-agents of earlier processes. Returns those that had not ended.

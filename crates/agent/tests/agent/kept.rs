@@ -641,3 +641,14 @@ async fn a_journal_that_cannot_begin_ends_the_run_before_the_model_is_asked() {
     assert!(error.advice().unwrap().contains("the directory writable"));
     assert_eq!(client.requests(), 0);
 }
+
+#[tokio::test]
+async fn a_run_that_cannot_be_resumed_still_has_its_ledger() {
+    let (_directory, store, id) = store_with_one().await;
+    fs::write(store.run_directory(id).join("agents"), "no directory").unwrap();
+    let agent = unfinished().max_turns(9).build().unwrap();
+    let outcome = resume(&agent, &store, id).await;
+    assert_eq!(outcome.error.unwrap().kind(), RunErrorKind::Journal);
+    assert_eq!(outcome.turns, 2);
+    assert_eq!(outcome.ledger.reported_usage().total(), 2 * 15);
+}
