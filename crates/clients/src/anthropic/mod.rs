@@ -29,6 +29,8 @@
 //! - Images as JPEG, PNG, GIF or WebP, in tool results too; a failed result with images says in words that the
 //!   tool failed, because the API refuses both together. Other media fail the request.
 //! - Call ids from other dialects that this API rejects are rewritten, in calls and results alike.
+//! - After the API has once rejected thinking because something before it changed, for example the tools
+//!   of a resumed session, the client asks the API to drop such thinking.
 //!
 //! # The prompt cache
 //!
@@ -40,14 +42,18 @@ mod encode;
 mod turn;
 mod wire;
 
-use cantle_core::llm::{ChatRequest, LlmError};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::turn::AnthropicAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, invalid};
+use crate::http::{
+    ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, invalid, unencodable,
+};
 
 /// A model behind an endpoint that speaks Anthropic Messages.
 pub type AnthropicClient = HttpClient<Anthropic>;
@@ -64,11 +70,16 @@ const DEFAULT_MAX_TOKENS: u64 = 32_000;
 /// Minimum thinking budget of the API.
 const MIN_THINKING_TOKENS: u64 = 1024;
 
+/// Beta feature that [`drop_foreign_thinking`] belongs to.
+const THINKING_BINDING_BETA: &str = "thinking-binding-controls-2026-08-01";
+
 /// The Anthropic Messages dialect.
 #[derive(Debug)]
 pub struct Anthropic {
     /// Start of every request body: a JSON object without its closing brace.
     params: Vec<u8>,
+    /// Whether the API rejected thinking that is bound to another conversation.
+    drops_thinking: AtomicBool,
 }
 
 /// Options of an [`AnthropicClientBuilder`].
@@ -140,6 +151,7 @@ impl WireProtocol for Anthropic {
         let max_tokens = Some(("max_tokens", max_tokens.into()));
         Ok(Self {
             params: settings.encode([max_tokens], [thinking, effort])?,
+            drops_thinking: AtomicBool::new(false),
         })
     }
 
@@ -152,9 +164,53 @@ impl WireProtocol for Anthropic {
         ("x-api-key", key.expose().to_owned())
     }
 
+    fn feature_headers(&self) -> HeaderMap {
+        let is_used = self.drops_thinking.load(Ordering::Relaxed);
+        let beta = HeaderValue::from_static(THINKING_BINDING_BETA);
+        let beta = is_used.then_some((HeaderName::from_static("anthropic-beta"), beta));
+        HeaderMap::from_iter(beta)
+    }
+
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+        if self.drops_thinking.load(Ordering::Relaxed) {
+            return encode::body(&drop_foreign_thinking(&self.params)?, request);
+        }
         encode::body(&self.params, request)
     }
+
+    fn fallback_body(
+        &self,
+        request: &ChatRequest,
+        error: &LlmError,
+    ) -> Option<Result<Vec<u8>, LlmError>> {
+        let is_foreign = error.kind() == LlmErrorKind::InvalidRequest
+            && error
+                .to_string()
+                .contains("bound to a different conversation");
+        is_foreign.then(|| {
+            self.drops_thinking.store(true, Ordering::Relaxed);
+            self.body(request)
+        })
+    }
+}
+
+/// Adds to `params` that the API drops thinking before which the conversation has changed. By default, it
+/// rejects the request. A conversation changes if old images are removed from it, or if it continues with other
+/// tools or another system prompt.
+/// <https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/fix-bound-to-a-different-conversation>
+fn drop_foreign_thinking(params: &[u8]) -> Result<Vec<u8>, LlmError> {
+    let object = [params, &b"}"[..]].concat();
+    let mut params: Map<String, Value> = serde_json::from_slice(&object).map_err(unencodable)?;
+    let thinking = params
+        .entry("thinking")
+        .or_insert_with(|| json!({"type": "adaptive"}));
+    if let Some(thinking) = thinking.as_object_mut() {
+        let behavior = json!({"prefix_mismatch_behavior": "drop_block"});
+        thinking.insert("block_binding".to_owned(), behavior);
+    }
+    let mut encoded = Value::Object(params).to_string().into_bytes();
+    encoded.pop();
+    Ok(encoded)
 }
 
 /// Returns whether a model decides itself how much it thinks, which an effort controls. Models up to 4.5

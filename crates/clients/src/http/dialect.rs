@@ -48,6 +48,11 @@ pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
         HeaderMap::new()
     }
 
+    /// Returns further headers of the next request, for optional features that it uses.
+    fn feature_headers(&self) -> HeaderMap {
+        HeaderMap::new()
+    }
+
     /// Returns the name and the value of the authorization header.
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
         bearer_token(key)

@@ -11,7 +11,7 @@ use cantle_core::llm::{
 };
 use cantle_core::message::Message;
 use cantle_core::tool::ToolSpec;
-use cantle_testkit::openai::{Script, ScriptedServer, Turn, Usage};
+use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, Turn, Usage};
 use serde_json::{Map, Value, json};
 
 use crate::support::{ask, request};
@@ -158,6 +158,40 @@ fn effort_and_temperature_are_sent_as_each_provider_names_them() {
     ] {
         assert_eq!(params(AnthropicClient::builder(model)), budget, "{model}");
     }
+}
+
+#[tokio::test]
+async fn thinking_of_another_conversation_is_dropped_once_it_was_rejected() {
+    let message = "messages.3.content.0: The block is bound to a different conversation.";
+    let body =
+        json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
+    let refused = Fault::Reply(Reply::new(400, "application/json", body.to_string()));
+    let turn = Turn::text("Hi").fault(refused);
+    let server = ScriptedServer::start(Script::new().turn(turn))
+        .await
+        .unwrap();
+    let client = AnthropicClient::builder("m")
+        .base_url(server.url())
+        .reasoning_effort("high")
+        .build()
+        .unwrap();
+    for _ in 0..2 {
+        ask(&client).await.unwrap();
+    }
+    let requests = server.requests().into_iter();
+    let sent: Vec<_> = requests
+        .map(|request| {
+            let beta = request.headers.get("anthropic-beta");
+            let beta = beta.map(|value| value.to_str().unwrap().to_owned());
+            (beta, request.body()["thinking"].clone())
+        })
+        .collect();
+    let dropping = (
+        Some("thinking-binding-controls-2026-08-01".to_owned()),
+        json!({"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}),
+    );
+    let usual = (None, json!({"type": "adaptive"}));
+    assert_eq!(sent, [usual, dropping.clone(), dropping]);
 }
 
 #[tokio::test]
