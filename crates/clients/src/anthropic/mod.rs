@@ -220,9 +220,10 @@ fn has_adaptive_thinking(model: &str) -> bool {
     let is_older = |name: &str| {
         let version = name.split_once("-4").map(|(_, rest)| rest);
         name.contains("claude-3")
-            // `claude-opus-4-1`, `claude-haiku-4-5-20251001`, `claude-sonnet-4-20250514`
+            // `claude-opus-4-1`, `claude-haiku-4-5-20251001`, `claude-sonnet-4-20250514`; on Vertex AI
+            // `claude-opus-4-5@20251101`, behind OpenRouter `claude-opus-4.5`
             || version.is_some_and(|rest| {
-                let minor = rest.trim_start_matches('-').split('-').next();
+                let minor = rest.trim_start_matches(['-', '.']).split(['-', '@', ':']).next();
                 let minor = minor.and_then(|minor| minor.parse::<u32>().ok());
                 minor.is_none_or(|minor| minor <= 5 || minor > 1000)
             })

@@ -142,6 +142,9 @@ fn effort_and_temperature_are_sent_as_each_provider_names_them() {
         "claude-opus-5",
         "claude-sonnet-4-6",
         "claude-opus-4-10",
+        "claude-opus-4-7@default",
+        "anthropic/claude-opus-4.7",
+        "anthropic.claude-opus-4-6-v1",
         "m",
     ] {
         assert_eq!(params(AnthropicClient::builder(model)), adaptive, "{model}");
@@ -154,6 +157,9 @@ fn effort_and_temperature_are_sent_as_each_provider_names_them() {
         "claude-opus-4-1",
         "claude-sonnet-4-20250514",
         "claude-opus-4",
+        "claude-opus-4-5@20251101",
+        "claude-sonnet-4@20250514",
+        "anthropic/claude-opus-4.5",
         "claude-3-7-sonnet-latest",
     ] {
         assert_eq!(params(AnthropicClient::builder(model)), budget, "{model}");
