@@ -41,6 +41,10 @@ pub enum Server {
     Gemini,
     /// Mistral. <https://docs.mistral.ai/api>
     Mistral,
+    /// Moonshot, the provider of Kimi. <https://platform.kimi.ai/docs/guide/use-kimi-k2-thinking-model>
+    Moonshot,
+    /// Cerebras. <https://inference-docs.cerebras.ai/capabilities/reasoning>
+    Cerebras,
 }
 
 /// Deviations of a server type in the format of requests.
@@ -109,6 +113,8 @@ impl Server {
         Self::Fireworks,
         Self::Gemini,
         Self::Mistral,
+        Self::Moonshot,
+        Self::Cerebras,
     ];
 
     /// Returns the name in settings, e.g. `vllm`.
@@ -127,6 +133,8 @@ impl Server {
             Self::Fireworks => "fireworks",
             Self::Gemini => "gemini",
             Self::Mistral => "mistral",
+            Self::Moonshot => "moonshot",
+            Self::Cerebras => "cerebras",
         }
     }
 
@@ -147,6 +155,11 @@ impl Server {
             "api.fireworks.ai" => Self::Fireworks,
             "generativelanguage.googleapis.com" => Self::Gemini,
             "api.mistral.ai" => Self::Mistral,
+            "api.moonshot.ai" | "api.moonshot.cn" | "api.kimi.com" => Self::Moonshot,
+            "api.cerebras.ai" => Self::Cerebras,
+            "ollama.com" => Self::Ollama,
+            // Vertex AI, global or regional.
+            name if name.ends_with("aiplatform.googleapis.com") => Self::Gemini,
             name if name.ends_with(".openai.azure.com")
                 || name.ends_with(".cognitiveservices.azure.com")
                 || name.ends_with(".services.ai.azure.com") =>
@@ -223,7 +236,8 @@ impl Server {
                 reasoning: &["reasoning"],
                 ..plain
             },
-            Self::Groq => ServerQuirks {
+            // Both refuse fields that they don't know, such as `reasoning_content`.
+            Self::Groq | Self::Cerebras => ServerQuirks {
                 token_limit: strict.token_limit,
                 reasoning: &["reasoning"],
                 ..plain
@@ -245,6 +259,14 @@ impl Server {
             },
             Self::Mistral => ServerQuirks {
                 strict_tools: true,
+                ..plain
+            },
+            // A tool call without the field is an error if the model thinks.
+            Self::Moonshot => ServerQuirks {
+                token_limit: strict.token_limit,
+                reasoning: &["reasoning_content"],
+                reasoning_with_calls: true,
+                video: VideoFormat::Url,
                 ..plain
             },
         }
@@ -297,6 +319,14 @@ mod tests {
                 Server::Gemini,
             ),
             ("https://api.mistral.ai/v1", Server::Mistral),
+            ("https://api.moonshot.ai/v1", Server::Moonshot),
+            ("https://api.kimi.com/coding/v1", Server::Moonshot),
+            ("https://api.cerebras.ai/v1", Server::Cerebras),
+            ("https://ollama.com/v1", Server::Ollama),
+            (
+                "https://europe-west1-aiplatform.googleapis.com/v1/projects/p/locations/l/endpoints/openapi",
+                Server::Gemini,
+            ),
             (
                 "https://me.openai.azure.com/openai/deployments/d?api-version=1",
                 Server::Azure,

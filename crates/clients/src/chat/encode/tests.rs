@@ -250,12 +250,12 @@ fn server_specific_messages(signature: Option<&str>) -> Vec<Message> {
 #[test]
 fn requests_match_the_server_type() {
     use Server::{
-        Azure, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Mistral, Ollama, OpenAi, OpenRouter,
-        Together, Unknown, Vllm,
+        Azure, Cerebras, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Mistral, Moonshot, Ollama,
+        OpenAi, OpenRouter, Together, Unknown, Vllm,
     };
     let sent = [
         Unknown, OpenAi, Azure, OpenRouter, LiteLlm, DeepSeek, Vllm, Ollama, Groq, Together,
-        Fireworks, Gemini, Mistral,
+        Fireworks, Gemini, Mistral, Moonshot, Cerebras,
     ]
     .map(|server| {
         let sent = |signature: Option<&str>| {
