@@ -16,9 +16,9 @@ pub(super) enum ChatContentPart<'a> {
     Text {
         text: Cow<'a, str>,
     },
-    /// A media part, with its type.
+    /// A part of another type, with its type.
     #[serde(untagged)]
-    Media(Value),
+    Other(Value),
 }
 
 /// Encodes the content of a system, user or tool message.
@@ -60,7 +60,13 @@ pub(super) fn media_part<'a>(
             return Err(unsupported_media("this server", media, supported));
         }
     };
-    Ok(ChatContentPart::Media(part))
+    Ok(ChatContentPart::Other(part))
+}
+
+/// Returns Mistral's part for reasoning. <https://docs.mistral.ai/capabilities/reasoning>
+pub(super) fn thinking_part<'a>(reasoning: &str) -> ChatContentPart<'a> {
+    let text = json!([{"type": "text", "text": reasoning}]);
+    ChatContentPart::Other(json!({"type": "thinking", "thinking": text}))
 }
 
 /// Returns the `format` of audio. OpenAI accepts `wav` and `mp3`; other servers accept more.

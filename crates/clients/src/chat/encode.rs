@@ -16,7 +16,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::content::{ChatContentPart, add_text, media_part, parts};
+use super::content::{ChatContentPart, add_text, media_part, parts, thinking_part};
 use super::server::{Server, ServerQuirks, SignatureField};
 use crate::http::{
     call_arguments, call_name, encode_list, supports_strict_mode, unsupported_block,
@@ -116,7 +116,7 @@ impl ChatEncoder {
             Message::Tool(message) => {
                 let name = message.name.as_deref().filter(|_| quirks.result_names);
                 RequestMessage {
-                    tool_call_id: Some(&message.tool_call_id),
+                    tool_call_id: Some(call_id(&message.tool_call_id, quirks)),
                     name: name.map(call_name),
                     ..RequestMessage::new("tool", parts(&message.content, quirks)?)
                 }
@@ -161,9 +161,7 @@ impl ChatEncoder {
                     if call.signature.is_some() && quirks.signature == SignatureField::None {
                         return Err(unsupported());
                     }
-                    encoded
-                        .tool_calls
-                        .push(RequestToolCall::new(call, quirks.signature));
+                    encoded.tool_calls.push(RequestToolCall::new(call, quirks));
                 }
                 AssistantBlock::Media(media) => encoded.content.push(media_part(media, quirks)?),
                 _ => return Err(unsupported()),
@@ -174,6 +172,9 @@ impl ChatEncoder {
         if (!reasoning.is_empty() || is_required) && encoded.reasoning_details.is_none() {
             let fields = quirks.reasoning.iter();
             encoded.reasoning = fields.map(|field| (*field, reasoning.clone())).collect();
+        }
+        if quirks.thinking_parts && !reasoning.is_empty() {
+            encoded.content.insert(0, thinking_part(&reasoning));
         }
         Ok(encoded)
     }
@@ -225,7 +226,7 @@ fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
 struct RequestMessage<'a> {
     role: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tool_call_id: Option<&'a str>,
+    tool_call_id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<Cow<'a, str>>,
     // The last field of input messages, as `UNMARKED_END` assumes.
@@ -276,7 +277,7 @@ enum RequestThinking<'a> {
 
 #[derive(Serialize)]
 struct RequestToolCall<'a> {
-    id: &'a str,
+    id: Cow<'a, str>,
     r#type: &'static str,
     function: RequestFunction<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,17 +293,17 @@ struct RequestFunction<'a> {
 }
 
 impl<'a> RequestToolCall<'a> {
-    fn new(call: &'a ToolCall, field: SignatureField) -> Self {
+    fn new(call: &'a ToolCall, quirks: &ServerQuirks) -> Self {
         let signature = call.signature.as_ref();
         let signature = signature.map(|text| json!({"thought_signature": text}));
-        let (litellm, google) = match field {
+        let (litellm, google) = match quirks.signature {
             SignatureField::None => (None, None),
             SignatureField::LiteLlm => (signature, None),
             SignatureField::Google => (None, signature.map(|it| json!({"google": it}))),
         };
         // Generated ids are sent too: the provider only compares them with those of the results.
         Self {
-            id: &call.id,
+            id: call_id(&call.id, quirks),
             r#type: "function",
             function: RequestFunction {
                 name: call_name(&call.name),
@@ -312,6 +313,18 @@ impl<'a> RequestToolCall<'a> {
             extra_content: google,
         }
     }
+}
+
+/// Returns the id of a call as the server accepts it. It only links a call to its result.
+fn call_id<'a>(id: &'a str, quirks: &ServerQuirks) -> Cow<'a, str> {
+    let is_short = id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if is_short || !quirks.short_call_ids {
+        return Cow::Borrowed(id);
+    }
+    // FNV-1a, which always gives the same id.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    Cow::Owned(format!("{:09x}", hash >> 28))
 }
 
 #[cfg(test)]

@@ -51,7 +51,9 @@
 //!   left out if the server has no field for it.
 //! - Log probabilities, if requested by extra parameters, are returned as `logprobs` in
 //!   [`TurnEnd::extra`](cantle_core::llm::TurnEnd::extra).
-//! - Every request asks for usage; if the server does not report it, the turn has none.
+//! - Every streamed request asks for usage, except from Mistral, which reports it anyway; if the server does
+//!   not report it, the turn has none.
+//! - Requests to Mistral have a random `prompt_cache_key` for each client, unless extra parameters set one.
 //! - Requests for Anthropic models behind OpenRouter or LiteLLM have cache marks, as in Anthropic's own
 //!   dialect.
 //! - If the server counts the output limit against the context window (vLLM), the limit is reduced to
@@ -155,10 +157,18 @@ impl WireProtocol for Chat {
             };
             ("reasoning effort", name, value)
         });
+        // Mistral refuses `stream_options` and reports usage without them. It caches prompts only with a key.
+        // https://docs.mistral.ai/studio-api/conversations/advanced/prompt-caching
+        let is_mistral = server == Server::Mistral;
         let stream_options = || ("stream_options", json!({"include_usage": true}));
-        let stream_options = settings.stream.then(stream_options);
+        let stream_options = (settings.stream && !is_mistral).then(stream_options);
+        let cache_key = || {
+            let key = format!("cantle-{:016x}", fastrand::u64(..));
+            ("prompt_cache_key", key.into())
+        };
+        let cache_key = is_mistral.then(cache_key);
         Ok(Self {
-            params: settings.encode([stream_options], [limit, effort])?,
+            params: settings.encode([stream_options, cache_key], [limit, effort])?,
             encoder: ChatEncoder::new(server, &settings.model, options.strict_tools),
             server,
             output_limit,

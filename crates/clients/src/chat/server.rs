@@ -60,12 +60,16 @@ pub(super) struct ServerQuirks {
     pub(super) reasoning: &'static [&'static str],
     /// Whether turns with tool calls must have the reasoning fields even if empty.
     pub(super) reasoning_with_calls: bool,
+    /// Whether unsigned reasoning is sent back as a `thinking` part of the content.
+    pub(super) thinking_parts: bool,
     /// Whether signed reasoning is sent back as `thinking_blocks`.
     pub(super) thinking_blocks: bool,
     /// Whether `reasoning_details` are sent back.
     pub(super) reasoning_details: bool,
     /// Field for the signature of a tool call.
     pub(super) signature: SignatureField,
+    /// Whether ids of tool calls must have nine letters and digits.
+    pub(super) short_call_ids: bool,
     /// Whether tool results contain the tool's name.
     pub(super) result_names: bool,
     /// Format of video input, if supported.
@@ -177,9 +181,11 @@ impl Server {
             token_limit: "max_completion_tokens",
             reasoning: &["reasoning_content"],
             reasoning_with_calls: false,
+            thinking_parts: false,
             thinking_blocks: true,
             reasoning_details: true,
             signature: SignatureField::LiteLlm,
+            short_call_ids: false,
             result_names: true,
             video: VideoFormat::File,
             audio: true,
@@ -258,6 +264,8 @@ impl Server {
                 ..strict
             },
             Self::Mistral => ServerQuirks {
+                thinking_parts: true,
+                short_call_ids: true,
                 strict_tools: true,
                 ..plain
             },

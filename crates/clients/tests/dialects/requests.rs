@@ -166,6 +166,24 @@ fn effort_and_temperature_are_sent_as_each_provider_names_them() {
     }
 }
 
+#[test]
+fn mistral_gets_a_cache_key_instead_of_stream_options() {
+    let params = |parameters: Value| {
+        let client = ChatClient::builder("m").base_url("https://api.mistral.ai/v1");
+        let client = client.extra(extra(parameters)).build().unwrap();
+        let body = client.request_body(&request([])).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (&body["stream"], body.get("stream_options")),
+            (&json!(true), None)
+        );
+        body["prompt_cache_key"].as_str().unwrap().to_owned()
+    };
+    assert!(params(json!({})).starts_with("cantle-"));
+    assert_ne!(params(json!({})), params(json!({})));
+    assert_eq!(params(json!({"prompt_cache_key": "mine"})), "mine");
+}
+
 #[tokio::test]
 async fn thinking_of_another_conversation_is_dropped_once_it_was_rejected() {
     let message = "messages.3.content.0: The block is bound to a different conversation.";

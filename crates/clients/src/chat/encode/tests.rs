@@ -143,6 +143,28 @@ fn generated_call_ids_are_sent() {
     assert_eq!(messages[1]["tool_call_id"], json!(id));
 }
 
+#[test]
+fn mistral_gets_ids_of_nine_letters_and_digits() {
+    let sent = |id: &str| {
+        let result = ToolMessage::new(&call(id), "fine").into();
+        let messages = vec![assistant(vec![AssistantBlock::ToolCall(call(id))]), result];
+        let messages = messages.into_iter().map(Into::into).collect();
+        let request = ChatRequest::new(messages, ToolSpecs::default());
+        let encoder = ChatEncoder::new(Server::Mistral, "m", false);
+        let body = encoder.body(HEAD, &request, None).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        let id = body["messages"][0]["tool_calls"][0]["id"].clone();
+        assert_eq!(body["messages"][1]["tool_call_id"], id);
+        id.as_str().unwrap().to_owned()
+    };
+    assert_eq!(sent("Ab3dEf9h1"), "Ab3dEf9h1");
+    let others = ["call_1", "call_2", "toolu_0123456789abcdef"].map(sent);
+    for id in &others {
+        assert!(id.len() == 9 && id.bytes().all(|it| it.is_ascii_alphanumeric()));
+    }
+    assert!(others[0] != others[1] && others[1] != others[2]);
+}
+
 /// Many servers parse them, and refuse the whole conversation if one call is invalid.
 #[test]
 fn invalid_arguments_are_wrapped() {
