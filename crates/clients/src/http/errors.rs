@@ -324,6 +324,12 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
     if !matches!(status, Some(401..=404)) && is_overflow(&names, &report.message) {
         return LlmErrorKind::ContextOverflow;
     }
+    // Groq refuses what the model wrote, not the request: https://console.groq.com/docs/tool-use
+    let output_names = ["tool_use_failed", "output_parse_failed"];
+    let is_in_message = |name: &&str| report.message.contains(*name);
+    if has_name(&output_names) || output_names.iter().any(is_in_message) {
+        return LlmErrorKind::Interrupted;
+    }
     // LiteLLM without a database reports `no_db_connection` for an unknown key.
     let authentication_names = [
         "invalid_api_key",
@@ -337,8 +343,9 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
         Some(404 | 405 | 410) => LlmErrorKind::NotFound,
         Some(408) => LlmErrorKind::Timeout,
         Some(501) => LlmErrorKind::Unsupported,
-        // 409 is a lock held by another request; OpenAI's own clients retry it.
-        Some(409 | 500..) => LlmErrorKind::Server,
+        // 409 is a lock held by another request; OpenAI's own clients retry it. Groq sends 498 if it has no
+        // capacity: https://console.groq.com/docs/errors
+        Some(409 | 498 | 500..) => LlmErrorKind::Server,
         // Proxies use other statuses for these.
         _ if has_name(&authentication_names) => LlmErrorKind::Authentication,
         _ if has_name(&["model_not_found"]) => LlmErrorKind::NotFound,
@@ -361,10 +368,13 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
 }
 
 /// Returns whether a name says that the request is at fault: `invalid_request_error`, or a code of a failed response,
-/// such as `invalid_prompt` and `image_parse_error`.
+/// such as `invalid_prompt`, `image_parse_error` and `bio_policy`.
 /// <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>
 fn is_invalid(name: &str) -> bool {
-    name.starts_with("invalid_") || name.contains("image")
+    name.starts_with("invalid_")
+        || name.contains("image")
+        || name.contains("policy")
+        || ["content_filter", "data_residency_mismatch"].contains(&name)
 }
 
 fn summary(kind: LlmErrorKind) -> &'static str {
@@ -376,6 +386,7 @@ fn summary(kind: LlmErrorKind) -> &'static str {
         LlmErrorKind::RateLimited => "the provider's rate limit was exceeded",
         LlmErrorKind::Server => "the provider failed",
         LlmErrorKind::Timeout => "the provider timed out",
+        LlmErrorKind::Interrupted => "the provider could not parse the model's output",
         _ => "the provider rejected the request",
     }
 }

@@ -32,7 +32,8 @@ fn with_advice(error: &LlmError) -> String {
 #[test]
 fn statuses_decide_the_kind() {
     let kinds: Vec<_> = [
-        400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 500, 501, 502, 503, 504, 529,
+        400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 498, 500, 501, 502, 503, 504,
+        529,
     ]
     .into_iter()
     .map(|status| {
@@ -75,6 +76,14 @@ fn names_in_the_body_take_precedence() {
         named(413, "rate_limit_exceeded", "tokens"),
         LlmErrorKind::RateLimited
     );
+    assert_eq!(
+        named(400, "tool_use_failed", "invalid_request_error"),
+        LlmErrorKind::Interrupted
+    );
+    let litellm = json!({"error": {"message": r#"litellm.BadRequestError: GroqException - {"code":"tool_use_failed"}"#,
+        "type": null, "code": "400"}});
+    let error = status_error(400, &[], litellm.to_string().as_bytes());
+    assert_eq!(error.kind(), LlmErrorKind::Interrupted);
 }
 
 #[test]
@@ -252,6 +261,8 @@ fn errors_with_a_successful_status_are_classified() {
         ("server_error", LlmErrorKind::Server),
         ("invalid_prompt", LlmErrorKind::InvalidRequest),
         ("image_parse_error", LlmErrorKind::InvalidRequest),
+        ("bio_policy", LlmErrorKind::InvalidRequest),
+        ("content_filter", LlmErrorKind::InvalidRequest),
     ] {
         assert_eq!(
             kind(json!({"error": {"message": "odd", "code": code}})),
