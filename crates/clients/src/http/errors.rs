@@ -200,6 +200,12 @@ impl ErrorContext {
                 "Check the permissions of the API key, and whether the account has credit."
                     .to_owned()
             }
+            // OpenAI's newer models take tools and reasoning together only there.
+            LlmErrorKind::InvalidRequest | LlmErrorKind::NotFound
+                if self.path != "/responses" && error.to_string().contains("v1/responses") =>
+            {
+                "Use OpenAI Responses (`--api responses`) for this model.".to_owned()
+            }
             LlmErrorKind::NotFound if mentions_model => {
                 format!("Check the model's name, `{model}`, and that {base_url} offers it.")
             }

@@ -190,6 +190,20 @@ fn the_error_of_a_provider_behind_openrouter_is_quoted() {
 }
 
 #[test]
+fn models_that_need_responses_are_recognized() {
+    let message =
+        "Tools with reasoning are not supported for this model. Please use /v1/responses.";
+    let body =
+        json!({"error": {"message": message, "type": "invalid_request_error", "code": null}});
+    let error = status_error(400, &[], body.to_string().as_bytes());
+    assert_eq!(error.kind(), LlmErrorKind::InvalidRequest);
+    assert_eq!(
+        error.advice(),
+        Some("Use OpenAI Responses (`--api responses`) for this model.")
+    );
+}
+
+#[test]
 fn a_missing_key_has_its_own_advice() {
     let context = ErrorContext {
         key: None,
