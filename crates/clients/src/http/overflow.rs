@@ -15,7 +15,7 @@ const NAMES: [&str; 3] = [
 ];
 
 /// Parts of error messages, in lower case.
-const PHRASES: [&str; 26] = [
+const PHRASES: [&str; 30] = [
     "context_length_exceeded",
     "exceed_context_size_error",
     // OpenAI, Azure, DeepSeek, vLLM, OpenRouter, Mistral.
@@ -61,6 +61,12 @@ const PHRASES: [&str; 26] = [
     "range of input length should be",
     // llama-cpp-python.
     "exceed context window of",
+    // Z.AI.
+    "prompt exceeds max length",
+    "prompt too long",
+    "tokens in request more than max tokens allowed",
+    // Cloudflare.
+    "exceeded this model context window limit",
 ];
 
 /// Returns whether an error's code or type (`names`) or its message reports a context overflow.
