@@ -167,9 +167,10 @@ impl ChatEncoder {
                 _ => return Err(unsupported()),
             }
         }
-        let is_required = quirks.reasoning_with_calls && !encoded.tool_calls.is_empty();
         // `reasoning_details` contain the same text.
-        if (!reasoning.is_empty() || is_required) && encoded.reasoning_details.is_none() {
+        if (quirks.reasoning_required || !reasoning.is_empty())
+            && encoded.reasoning_details.is_none()
+        {
             let fields = quirks.reasoning.iter();
             encoded.reasoning = fields.map(|field| (*field, reasoning.clone())).collect();
         }

@@ -58,8 +58,8 @@ pub(super) struct ServerQuirks {
     pub(super) token_limit: &'static str,
     /// Fields in which unsigned reasoning is sent back, if any.
     pub(super) reasoning: &'static [&'static str],
-    /// Whether turns with tool calls must have the reasoning fields even if empty.
-    pub(super) reasoning_with_calls: bool,
+    /// Whether turns must have the reasoning fields even if they are empty.
+    pub(super) reasoning_required: bool,
     /// Whether unsigned reasoning is sent back as a `thinking` part of the content.
     pub(super) thinking_parts: bool,
     /// Whether signed reasoning is sent back as `thinking_blocks`.
@@ -180,7 +180,7 @@ impl Server {
         let default = ServerQuirks {
             token_limit: "max_completion_tokens",
             reasoning: &["reasoning_content"],
-            reasoning_with_calls: false,
+            reasoning_required: false,
             thinking_parts: false,
             thinking_blocks: true,
             reasoning_details: true,
@@ -225,10 +225,11 @@ impl Server {
                 cache_marks: true,
                 ..strict
             },
-            // Reasoning "must be fully passed back"; a missing field is an error.
+            // A turn without the field is an error if the model thinks, also one without tool calls:
+            // https://github.com/NousResearch/hermes-agent/pull/15228
             Self::DeepSeek => ServerQuirks {
                 reasoning: &["reasoning_content"],
-                reasoning_with_calls: true,
+                reasoning_required: true,
                 ..plain
             },
             // The field that a model's template reads depends on the version.
@@ -269,11 +270,11 @@ impl Server {
                 strict_tools: true,
                 ..plain
             },
-            // A tool call without the field is an error if the model thinks.
+            // As for DeepSeek.
             Self::Moonshot => ServerQuirks {
                 token_limit: strict.token_limit,
                 reasoning: &["reasoning_content"],
-                reasoning_with_calls: true,
+                reasoning_required: true,
                 video: VideoFormat::Url,
                 ..plain
             },

@@ -301,6 +301,20 @@ fn requests_match_the_server_type() {
 }
 
 #[test]
+fn turns_without_reasoning_say_so_where_it_is_required() {
+    let turn = || assistant(vec![AssistantBlock::text("Done.")]);
+    let sent = |server| {
+        let request = ChatRequest::new(vec![turn().into()], ToolSpecs::default());
+        let body = ChatEncoder::new(server, "m", false).body(HEAD, &request, None);
+        let body: Value = serde_json::from_slice(&body.unwrap()).unwrap();
+        body["messages"][0].get("reasoning_content").cloned()
+    };
+    assert_eq!(sent(Server::DeepSeek), Some(json!("")));
+    assert_eq!(sent(Server::Moonshot), Some(json!("")));
+    assert_eq!(sent(Server::Fireworks), None);
+}
+
+#[test]
 fn reasoning_details_are_sent_back_to_openrouter() {
     let data = r#"{"reasoning_details":[{"type":"reasoning.encrypted","data":"x"}]}"#;
     let turn = || {
