@@ -104,6 +104,7 @@ impl TurnAssembler for ChatAssembler {
                 continue;
             }
             let reason = choice.finish_reason.take().filter(|r| !r.is_empty());
+            self.usage = self.usage.take().or_else(|| choice.usage.take());
             self.add_logprobs(choice.logprobs.take());
             if let Some(delta) = choice.into_delta() {
                 self.add(delta, |event| deltas.push_back(event));
@@ -129,9 +130,8 @@ impl TurnAssembler for ChatAssembler {
         let litellm_cost = litellm_cost(headers).filter(|_| self.is_complete);
         let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
         let mut end = TurnEnd::new(stop, self.usage());
-        let cost = self.usage.as_ref().and_then(ChatUsage::cost_usd);
-        let cost = cost.or(litellm_cost);
-        end.cost_usd = cost.filter(|cost| cost.is_finite() && *cost >= 0.0);
+        let cost = self.usage.as_ref().and_then(|usage| usage.cost.usd());
+        end.cost_usd = cost.or(litellm_cost);
         if !self.logprobs.is_empty() {
             let logprobs = std::mem::take(&mut self.logprobs).into();
             end.extra.insert("logprobs".to_owned(), logprobs);
@@ -144,7 +144,8 @@ impl TurnAssembler for ChatAssembler {
 /// Returns the cost from LiteLLM's header.
 fn litellm_cost(headers: &HeaderMap) -> Option<f64> {
     let cost = headers.get("x-litellm-response-cost")?;
-    cost.to_str().ok()?.trim().parse().ok()
+    let cost: f64 = cost.to_str().ok()?.trim().parse().ok()?;
+    (cost.is_finite() && cost >= 0.0).then_some(cost)
 }
 
 impl ChatAssembler {

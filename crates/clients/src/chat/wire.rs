@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::http::disjoint_usage;
+use crate::http::{ReportedCost, disjoint_usage};
 
 /// A response body or the data of an event.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +28,8 @@ pub(super) struct ChatChoice {
     /// Only in a chunk.
     delta: Option<ChatMessage>,
     pub(super) finish_reason: Option<String>,
+    /// Moonshot's place for the usage in the last chunk of a stream.
+    pub(super) usage: Option<ChatUsage>,
     /// Lists of tokens by kind, if requested.
     pub(super) logprobs: Option<Map<String, Value>>,
     /// OpenRouter's field for a failure during the response.
@@ -171,17 +173,10 @@ pub(super) struct ChatUsage {
     cache_creation_input_tokens: Option<u64>,
     /// DeepSeek's name for cached tokens.
     prompt_cache_hit_tokens: Option<u64>,
-    /// Charge in US dollars, from OpenRouter; from Perplexity, an object with the sum in `total_cost`.
-    cost: Option<Value>,
-    /// OpenRouter's field for a request with the user's own provider key ("bring your own key").
-    is_byok: Option<bool>,
-    cost_details: Option<CostDetails>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct CostDetails {
-    /// Charge of the model's provider in US dollars, from OpenRouter.
-    upstream_inference_cost: Option<f64>,
+    /// Moonshot's name for them.
+    cached_tokens: Option<u64>,
+    #[serde(flatten)]
+    pub(super) cost: ReportedCost,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -199,20 +194,6 @@ struct CompletionTokenDetails {
 }
 
 impl ChatUsage {
-    /// Returns the reported cost in US dollars, if it is complete.
-    ///
-    /// OpenRouter's charge includes the provider's, except with the user's own provider key:
-    /// <https://openrouter.ai/docs/cookbook/administration/usage-accounting#cost-breakdown>
-    pub(super) fn cost_usd(&self) -> Option<f64> {
-        let cost = self.cost.as_ref();
-        let cost = cost.and_then(|cost| cost.get("total_cost").unwrap_or(cost).as_f64());
-        if self.is_byok != Some(true) {
-            return cost;
-        }
-        let upstream = self.cost_details.as_ref()?.upstream_inference_cost?;
-        Some(cost.unwrap_or(0.0) + upstream)
-    }
-
     pub(super) fn to_token_usage(&self) -> TokenUsage {
         let details = self.prompt_tokens_details.as_ref();
         let cache_read = details.and_then(|details| details.cached_tokens);
@@ -223,6 +204,9 @@ impl ChatUsage {
         let reasoning = details
             .and_then(|details| details.reasoning_tokens)
             .unwrap_or(0);
+        let cache_read = cache_read
+            .or(self.prompt_cache_hit_tokens)
+            .or(self.cached_tokens);
         // xAI's and Gemini's completion excludes reasoning, which only the total shows; Gemini has no details.
         // https://docs.cloud.google.com/vertex-ai/generative-ai/docs/partner-models/grok/capabilities/reasoning
         let completion = self.completion_tokens.unwrap_or(0);
@@ -233,7 +217,7 @@ impl ChatUsage {
         let beside = beside.filter(|&beside| beside > 0 && (reasoning == 0 || reasoning == beside));
         disjoint_usage(
             self.prompt_tokens,
-            [cache_read.or(self.prompt_cache_hit_tokens), cache_write],
+            [cache_read, cache_write],
             Some(completion + beside.unwrap_or(0)),
             beside.or(Some(reasoning)),
         )
@@ -273,6 +257,9 @@ mod tests {
             "prompt_tokens_details": {"cached_tokens": 50, "cache_write_tokens": 7},
             "completion_tokens_details": {"reasoning_tokens": 9},
         });
+        let moonshot = json!({
+            "prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105, "cached_tokens": 60,
+        });
         let bare =
             json!({"prompt_tokens": 7, "completion_tokens": null, "prompt_tokens_details": null});
         for (usage, [input, cache_read, cache_write, answer, reasoning]) in [
@@ -281,6 +268,7 @@ mod tests {
             (openrouter, [10, 60, 30, 5, 0]),
             (xai, [32, 0, 0, 9, 94]),
             (gemini, [32, 0, 0, 9, 94]),
+            (moonshot, [40, 60, 0, 5, 0]),
             (contradictory, [0, 5, 0, 0, 3]),
             (bare, [7, 0, 0, 0, 0]),
         ] {
@@ -293,37 +281,6 @@ mod tests {
             };
             let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
             assert_eq!(parsed.to_token_usage(), expected, "{usage}");
-        }
-    }
-
-    #[test]
-    fn costs_are_read_in_every_format() {
-        let details = json!({"upstream_inference_cost": 0.25});
-        for (usage, expected) in [
-            (
-                json!({"cost": 0, "is_byok": true, "cost_details": details}),
-                Some(0.25),
-            ),
-            (
-                json!({"cost": 0.5, "is_byok": true, "cost_details": details}),
-                Some(0.75),
-            ),
-            (
-                json!({"cost": 0.5, "is_byok": false, "cost_details": details}),
-                Some(0.5),
-            ),
-            (json!({"cost": 0.5, "cost_details": null}), Some(0.5)),
-            // The provider's charge is unknown.
-            (json!({"cost": 0, "is_byok": true}), None),
-            (
-                json!({"cost": {"request_cost": 0.25, "total_cost": 0.5}}),
-                Some(0.5),
-            ),
-            (json!({"cost": {"input": 0.5}}), None),
-            (json!({"cost": "0.5"}), None),
-        ] {
-            let parsed: ChatUsage = serde_json::from_value(usage.clone()).unwrap();
-            assert_eq!(parsed.cost_usd(), expected, "{usage}");
         }
     }
 }

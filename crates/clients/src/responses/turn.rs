@@ -69,6 +69,7 @@ impl ResponsesAssembler {
         };
         let mut end = TurnEnd::new(stop.unwrap_or(default_stop), self.usage());
         end.response_id = response.id.filter(|id| self.stateful && !id.is_empty());
+        end.cost_usd = self.usage.as_ref().and_then(|usage| usage.cost.usd());
         end.served_by = response.model;
         self.end = Some(end);
         Ok(())
@@ -214,7 +215,7 @@ impl TurnAssembler for ResponsesAssembler {
     }
 
     fn usage(&self) -> Option<TokenUsage> {
-        self.usage.map(ResponseUsage::to_token_usage)
+        self.usage.as_ref().map(ResponseUsage::to_token_usage)
     }
 
     fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {

@@ -4,7 +4,7 @@ use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::http::disjoint_usage;
+use crate::http::{ReportedCost, disjoint_usage};
 
 /// Type of a reasoning summary text.
 pub(super) const SUMMARY_TEXT: &str = "summary_text";
@@ -101,12 +101,14 @@ pub(super) struct TextPart {
 }
 
 /// Token counts: the input includes cached tokens, and the output includes reasoning.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(super) struct ResponseUsage {
     input_tokens: Option<u64>,
     input_tokens_details: Option<ResponseInputDetails>,
     output_tokens: Option<u64>,
     output_tokens_details: Option<ResponseOutputDetails>,
+    #[serde(flatten)]
+    pub(super) cost: ReportedCost,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -121,7 +123,7 @@ struct ResponseOutputDetails {
 }
 
 impl ResponseUsage {
-    pub(super) fn to_token_usage(self) -> TokenUsage {
+    pub(super) fn to_token_usage(&self) -> TokenUsage {
         let cached = self.input_tokens_details;
         let cache_read = cached.and_then(|details| details.cached_tokens);
         let cache_write = cached.and_then(|details| details.cache_write_tokens);

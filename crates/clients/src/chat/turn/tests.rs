@@ -65,6 +65,17 @@ fn reasoning_is_read_once_from_either_field() {
 }
 
 #[test]
+fn usage_in_the_last_choice_is_read() {
+    let chunk = json!({"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop",
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11, "cached_tokens": 4}}]});
+    let stream = format!("data: {chunk}\n\n");
+    let (events, error) = assemble(ChatAssembler::default(), stream.as_bytes());
+    assert!(error.is_none(), "{error:?}");
+    let usage = folded(events).usage.unwrap();
+    assert_eq!((usage.input, usage.cache_read, usage.answer), (5, 4, 2));
+}
+
+#[test]
 fn content_in_parts_is_split_into_reasoning_and_text() {
     let thinking =
         |text: &str| json!({"type": "thinking", "thinking": [{"type": "text", "text": text}]});

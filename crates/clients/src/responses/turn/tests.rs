@@ -107,6 +107,18 @@ fn items_keep_their_order() {
 }
 
 #[test]
+fn reported_costs_are_read() {
+    for (field, value) in [
+        ("cost", json!(0.5)),
+        ("cost_in_usd_ticks", json!(5_000_000_000_u64)),
+    ] {
+        let mut whole = response("completed", &output());
+        whole["usage"][field] = value;
+        assert_eq!(answered(false, &whole).unwrap().cost_usd, Some(0.5));
+    }
+}
+
+#[test]
 fn only_stored_responses_have_an_id() {
     let whole = response("completed", &output());
     for stateful in [true, false] {
