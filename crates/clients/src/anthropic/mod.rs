@@ -19,7 +19,8 @@
 //!
 //! # What goes over the wire
 //!
-//! - `max_tokens`, which this API requires: the configured limit, or 32,000. It includes thinking, so a
+//! - `max_tokens`, which this API requires: the configured limit; by default 64,000 for Claude since 4.6, and
+//!   32,000 for other models. It includes thinking, so a
 //!   [`thinking_budget`](AnthropicClientBuilder::thinking_budget) must be smaller.
 //! - All system messages as `system`. Adjacent messages of the same role are merged, so that all results
 //!   of a turn are one message. Empty messages are left out.
@@ -66,6 +67,9 @@ const VERSION: &str = "2023-06-01";
 
 /// Output limit that every current model supports: <https://docs.claude.com/en/docs/about-claude/models/overview>
 const DEFAULT_MAX_TOKENS: u64 = 32_000;
+
+/// The same for Claude since 4.6, where it includes the thinking that most of these models always do.
+const DEFAULT_MAX_THINKING_TOKENS: u64 = 64_000;
 
 /// Minimum thinking budget of the API.
 const MIN_THINKING_TOKENS: u64 = 1024;
@@ -115,10 +119,15 @@ impl WireProtocol for Anthropic {
     type Assembler = AnthropicAssembler;
 
     fn new(options: AnthropicOptions, settings: &ClientSettings) -> Result<Self, LlmError> {
-        let window = settings.context_window.unwrap_or(DEFAULT_MAX_TOKENS);
+        let is_adaptive = has_adaptive_thinking(&settings.model);
+        let default_limit = match is_adaptive && settings.model.contains("claude") {
+            true => DEFAULT_MAX_THINKING_TOKENS,
+            false => DEFAULT_MAX_TOKENS,
+        };
+        let window = settings.context_window.unwrap_or(default_limit);
         let max_tokens = settings
             .max_output_tokens
-            .unwrap_or(DEFAULT_MAX_TOKENS.min(window));
+            .unwrap_or(default_limit.min(window));
         let budget = match options.thinking_budget {
             Some(tokens) if tokens < MIN_THINKING_TOKENS || tokens >= max_tokens => {
                 return Err(invalid(format!(
@@ -131,7 +140,6 @@ impl WireProtocol for Anthropic {
         let mut thinking = budget.map(|tokens| json!({"type": "enabled", "budget_tokens": tokens}));
         let mut effort = None;
         if let Some(level) = &settings.reasoning_effort {
-            let is_adaptive = has_adaptive_thinking(&settings.model);
             let value = || {
                 (
                     "reasoning effort",

@@ -167,6 +167,21 @@ fn effort_and_temperature_are_sent_as_each_provider_names_them() {
 }
 
 #[test]
+fn the_default_output_limit_leaves_room_for_thinking() {
+    for (model, expected) in [
+        ("claude-opus-5-5", 64_000),
+        ("claude-sonnet-4-6", 64_000),
+        ("claude-opus-4-1", 32_000),
+        ("m", 32_000),
+    ] {
+        let client = AnthropicClient::builder(model).build().unwrap();
+        let body = client.request_body(&request([])).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["max_tokens"], expected, "{model}");
+    }
+}
+
+#[test]
 fn mistral_gets_a_cache_key_instead_of_stream_options() {
     let params = |parameters: Value| {
         let client = ChatClient::builder("m").base_url("https://api.mistral.ai/v1");
