@@ -137,7 +137,8 @@ enum InputItem<'a> {
         phase: Option<&'a str>,
     },
     Reasoning {
-        id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<&'a str>,
         summary: Vec<TypedText<'a>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<[TypedText<'a>; 1]>,
@@ -284,7 +285,7 @@ fn reasoning<'a>(
 ) -> InputItem<'a> {
     let typed = |r#type, text| TypedText { r#type, text };
     InputItem::Reasoning {
-        id,
+        id: (!id.is_empty()).then_some(id),
         summary: summary
             .iter()
             .map(|text| typed(SUMMARY_TEXT, &**text))

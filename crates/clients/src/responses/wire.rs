@@ -73,6 +73,8 @@ pub(super) enum OutputItem {
         phase: Option<String>,
     },
     Reasoning {
+        /// Missing in the examples of xAI.
+        #[serde(default)]
         id: String,
         summary: Option<Vec<TextPart>>,
         content: Option<Vec<TextPart>>,

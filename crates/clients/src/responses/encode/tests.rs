@@ -3,7 +3,7 @@ use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ConversationMode, body};
 use crate::http::testing::{look, opaque, png, reasoning, signed_reasoning};
@@ -78,6 +78,22 @@ fn arguments_are_sent_back_verbatim() {
     let body = sent(conversation(None), ConversationMode::Stateless);
     let arguments = serde_json::to_string(&call("").arguments).unwrap();
     assert!(body.contains(&arguments), "{body}");
+}
+
+#[test]
+fn reasoning_without_an_id_is_sent_back_without_one() {
+    let nameless = AssistantBlock::EncryptedReasoning {
+        id: String::new(),
+        encrypted_content: "ZW5j".to_owned(),
+        content: None,
+        summary: Vec::new(),
+    };
+    let turn = Message::from(AssistantMessage::new(vec![nameless, text("A", None)]));
+    let body = json_of(vec![turn.into()], ConversationMode::Stateless);
+    assert_eq!(
+        body["input"][0],
+        json!({"type": "reasoning", "summary": [], "encrypted_content": "ZW5j"})
+    );
 }
 
 /// The API refuses reasoning without the item that followed it.

@@ -107,6 +107,22 @@ fn items_keep_their_order() {
 }
 
 #[test]
+fn reasoning_may_lack_an_id() {
+    let output = json!([
+        {"type": "reasoning", "summary": [], "encrypted_content": "ZW5j"},
+        {"type": "message", "content": [{"type": "output_text", "text": "A"}]},
+    ]);
+    let answer = answered(false, &response("completed", &output)).unwrap();
+    let expected = AssistantBlock::EncryptedReasoning {
+        id: String::new(),
+        encrypted_content: "ZW5j".to_owned(),
+        content: None,
+        summary: Vec::new(),
+    };
+    assert_eq!(answer.message.blocks, [expected, AssistantBlock::text("A")]);
+}
+
+#[test]
 fn reported_costs_are_read() {
     for (field, value) in [
         ("cost", json!(0.5)),
