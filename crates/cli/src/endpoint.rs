@@ -103,7 +103,7 @@ impl Endpoint {
             provider,
             api: settings
                 .api
-                .or(provider.map(Provider::api))
+                .or(provider.map(|provider| provider.api(is_own)))
                 .unwrap_or(Api::Chat),
             key,
             key_variables,

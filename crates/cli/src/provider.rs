@@ -68,10 +68,12 @@ impl Provider {
         matches!(self, Self::Openai | Self::Openrouter | Self::Anthropic)
     }
 
-    /// Returns the default wire protocol.
-    pub(crate) fn api(self) -> Api {
+    /// Returns the default wire protocol at an address, which may be the provider's own.
+    pub(crate) fn api(self, is_own: bool) -> Api {
         match self {
             Self::Anthropic => Api::Messages,
+            // Its newer models take tools and reasoning together only in Responses; few other servers have it.
+            Self::Openai if is_own => Api::Responses,
             Self::Openai | Self::Openrouter | Self::Litellm | Self::Local => Api::Chat,
         }
     }
