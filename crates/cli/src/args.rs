@@ -69,7 +69,7 @@ pub(crate) enum Command {
     Python(PythonArgs),
     Demo(DemoArgs),
     Doctor(DoctorArgs),
-    /// List, show, resume and remove kept runs
+    /// List, show, compare, export, apply, resume and remove kept runs
     #[command(subcommand)]
     Runs(RunsCommand),
     Files(StoredFilesArgs),
@@ -123,9 +123,9 @@ pub(crate) struct TrustArgs {
 
 /// Remove what killed processes left behind
 ///
-/// Removes directories, control groups and containers of this machine and this user that no process uses any
-/// more, except those of runs that can be resumed. Working directories of finished runs are removed when they are too old
-/// or too large together.
+/// Removes directories, control groups and containers of this machine and this user that no process uses any more, except
+/// those of runs that can be resumed. It also removes working directories of finished runs that are too old or too large
+/// together, packages that were not used for 30 days, and output files that no store took for --keep-days.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct GcArgs {
     /// List what was removed
@@ -247,7 +247,7 @@ pub(crate) struct RunArgs {
         help_heading = "Resuming")]
     pub(crate) earlier: Option<String>,
 
-    /// Continue in a new sandbox if that of the run is gone; its files are lost
+    /// Use a new sandbox: with --resume if that of the run is gone, whose files are lost; with --continue in any case
     #[arg(long, help_heading = "Resuming")]
     pub(crate) fresh_sandbox: bool,
 
@@ -261,7 +261,7 @@ pub(crate) struct RunArgs {
 
     /// Which tool calls need approval at the terminal [default: never]
     ///
-    /// `never`: none; `ask`: all but the final one; or a TOML file of rules: `default = "allow"`, and in each
+    /// `never`: none; `ask`: all but the finish call; or a TOML file of rules: `default = "allow"`, and in each
     /// `[[rule]]` a `tool`, `arguments` (patterns by name) and a `permission`: allow, deny or ask. The first
     /// matching rule applies. `ask` and rules that ask need a terminal.
     #[arg(long, value_name = "never|ask|RULES.toml", help_heading = "Sandbox")]
@@ -385,9 +385,9 @@ pub(crate) struct DisplayArgs {
 
 /// Run a Python program in a new sandbox, and exit with its code
 ///
-/// The program is checked first and its output is passed through. It has an empty working directory and no input, and
-/// uses the packages of the sandbox's Python, or those of --package. Without FILE, at a terminal, lines are
-/// executed as they are entered, and variables are kept.
+/// Its output is passed through. It has an empty working directory and no input, and uses the packages of the sandbox's
+/// Python, or those of --package. Without FILE, at a terminal, lines are executed as they are entered, and variables are
+/// kept. Exit codes are those of `cantle exec`; --check exits with 1 after a syntax error.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PythonArgs {
     /// The program; `-` reads it from standard input

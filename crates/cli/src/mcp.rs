@@ -44,7 +44,12 @@ pub(crate) struct McpArgs {
     pub(crate) allow_agent: bool,
 
     /// Arguments of `cantle run` for run_agent
-    #[arg(last = true, value_name = "RUN_ARGUMENT", requires = "allow_agent")]
+    #[arg(
+        last = true,
+        value_name = "RUN_ARGUMENT",
+        requires = "allow_agent",
+        help_heading = "Model"
+    )]
     pub(crate) agent_arguments: Vec<String>,
 }
 

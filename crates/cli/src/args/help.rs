@@ -41,8 +41,8 @@ run --resume RUN; a command that was running when it was killed is not repeated.
 working directory for --continue (--keep-days, --keep-size). Keys are not kept.
 
 Exit codes: 0 finished or answered in text, 1 internal error, 2 usage error, 3 a limit was reached (turns, a budget, the \
-context window, the output limit) or the run made no progress, 4 cancelled, 5 the model provider failed, \
-6 the sandbox failed.";
+context window, the output limit), the run made no progress, or some of its files or changes were not delivered, \
+4 cancelled, 5 the model provider failed, 6 the sandbox failed.";
 
 pub(super) const EXEC_HELP: &str = "\
 The command runs in a private, empty directory with a minimal environment; its standard streams are \

@@ -12,13 +12,13 @@ use crate::backend::BackendArg;
 use crate::files::FilesArgs;
 use crate::settings::{Given, ServeSettings, Size, parse_duration};
 
-/// Serve sandboxes to E2B's SDKs
+/// Serve sandboxes to E2B's SDKs and to MCP clients
 ///
-/// It prints the variables by which SDKs find it. The policy given here applies to every sandbox; a client
-/// can only restrict it further.
+/// It prints the variables by which SDKs find it; MCP clients use the path /mcp. The policy given here applies to every
+/// sandbox; a client can only restrict it further.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Address to listen on; keys are required unless it is local
+    /// Address to listen on; keys are required unless it is a loopback address
     #[arg(
         long,
         value_name = "ADDRESS",

@@ -48,7 +48,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub(crate) max_turns: Option<NonZeroU32>,
 
-    /// Number of times that the same calls may have the same results before the run ends; 0 for any [default: 6]
+    /// Number of times that the same calls may have the same results before the run ends; 0 for no limit [default: 6]
     ///
     /// Calls that take 10 s or longer do not count.
     #[arg(long, value_name = "N", help_heading = "Limits")]
@@ -117,7 +117,8 @@ pub(crate) struct PackageSettings {
     /// Package for Python code, such as pandas or 'pandas>=2,<3'; can be repeated
     ///
     /// Packages are installed once, from the index that pip and uv are configured with, in a sandbox that reaches that
-    /// index and nothing else. Code sees them read-only and needs no network. For the tool `python` of --tools.
+    /// index and nothing else. Code sees them read-only and needs no network. In `cantle run`, they are for the tool
+    /// `python` of --tools.
     #[arg(long, value_name = "SPEC", value_delimiter = ';')]
     pub(crate) package: Vec<PackageSpecifier>,
 
@@ -221,7 +222,7 @@ impl From<BudgetArgs> for Budget {
 pub(crate) struct KeepSettings {
     /// Days for which a finished run keeps its working directory, for --continue; 0 for none [default: 7]
     ///
-    /// For the local backend. That of a run that can be resumed stays.
+    /// Only on the local backend. A run that can be resumed always keeps its own.
     #[arg(long, value_name = "N")]
     pub(crate) keep_days: Option<u32>,
 
