@@ -39,7 +39,7 @@
 //! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
 //! | `client-replay` | `clients::replay`: recorded turns in place of a model | no |
-//! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
+//! | `client-responses` | [`clients::responses`]: models over OpenAI Responses | yes |
 //! | `client-retry` | `clients::retry`: retries and a shared rate limit for any model; clients over HTTP have them | no |
 //! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
 //! | `mcp` | `mcp`: tools of MCP servers, which run in sandboxes or are reached over HTTP | no |

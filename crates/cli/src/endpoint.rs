@@ -203,6 +203,23 @@ mod tests {
     }
 
     #[test]
+    fn the_default_protocol_follows_from_the_address() {
+        let api = |provider, url| {
+            let settings = settings(provider, url);
+            Endpoint::resolve(&settings, None, all).unwrap().api
+        };
+        let other = Some("https://models.example.com/v1");
+        assert_eq!(api(None, None), Api::Responses);
+        assert_eq!(
+            api(None, Some("https://api.openai.com/v1/")),
+            Api::Responses
+        );
+        assert_eq!(api(Some(Provider::Openai), other), Api::Chat);
+        assert_eq!(api(None, other), Api::Chat);
+        assert_eq!(api(Some(Provider::Anthropic), other), Api::Messages);
+    }
+
+    #[test]
     fn a_providers_key_is_not_sent_to_an_unknown_address() {
         let url = "https://models.example.com/v1";
         assert_eq!(sent(&settings(None, Some(url)), own), pair(url, ""));

@@ -108,7 +108,7 @@ pub(crate) struct EndedRun {
     code: Code,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
-    /// What could not be done at its end, and is done by resuming the run.
+    /// What failed at its end; resuming the run repeats it.
     to_repeat: Option<&'static str>,
 }
 
