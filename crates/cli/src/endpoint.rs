@@ -176,16 +176,22 @@ mod tests {
     fn each_provider_has_a_default_api() {
         let api = |settings: ModelSettings| Endpoint::resolve(&settings, None, all).unwrap().api;
         let anthropic = "https://api.anthropic.com/v1";
-        assert_eq!(api(settings(None, None)), Api::Chat);
-        assert_eq!(
-            api(settings(Some(Provider::Anthropic), None)),
-            Api::Messages
-        );
-        assert_eq!(api(settings(None, Some(anthropic))), Api::Messages);
-        assert_eq!(
-            api(settings(None, Some("https://other.example.com"))),
-            Api::Chat
-        );
+        let (openai, other) = ("https://api.openai.com/v1/", "https://other.example.com");
+        for (provider, url, expected) in [
+            (None, None, Api::Responses),
+            (None, Some(openai), Api::Responses),
+            (Some(Provider::Openai), Some(other), Api::Chat),
+            (None, Some(other), Api::Chat),
+            (Some(Provider::Anthropic), None, Api::Messages),
+            (Some(Provider::Anthropic), Some(other), Api::Messages),
+            (None, Some(anthropic), Api::Messages),
+        ] {
+            assert_eq!(
+                api(settings(provider, url)),
+                expected,
+                "{provider:?} {url:?}"
+            );
+        }
         let named = ModelSettings {
             api: Some(Api::Responses),
             ..settings(Some(Provider::Litellm), None)
@@ -200,23 +206,6 @@ mod tests {
             endpoint,
             pair("https://api.openai.com/v1", "cantle_api_key")
         );
-    }
-
-    #[test]
-    fn the_default_protocol_follows_from_the_address() {
-        let api = |provider, url| {
-            let settings = settings(provider, url);
-            Endpoint::resolve(&settings, None, all).unwrap().api
-        };
-        let other = Some("https://models.example.com/v1");
-        assert_eq!(api(None, None), Api::Responses);
-        assert_eq!(
-            api(None, Some("https://api.openai.com/v1/")),
-            Api::Responses
-        );
-        assert_eq!(api(Some(Provider::Openai), other), Api::Chat);
-        assert_eq!(api(None, other), Api::Chat);
-        assert_eq!(api(Some(Provider::Anthropic), other), Api::Messages);
     }
 
     #[test]
