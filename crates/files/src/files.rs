@@ -29,8 +29,8 @@ const MAX_METADATA_BYTES: usize = 16 << 10;
 /// Files of one page.
 const MAX_PAGE: u32 = 1000;
 
-/// The content of a file. A whole file's content is compared with its SHA-256: the last item is an error if
-/// they differ.
+/// The content of a file, or a range of it. The last item is an error if it has another length than the record
+/// says, or, for a whole file, another SHA-256.
 pub type FileStream = Pin<Box<dyn Stream<Item = Result<Bytes, FilesError>> + Send + 'static>>;
 
 /// Bounds on what is stored.
@@ -274,14 +274,16 @@ impl Files {
             );
             return Err(FilesError::new(FilesErrorKind::InvalidInput, message));
         }
-        // Stores refuse an empty range.
-        if range
+        let whole = 0..record.size_bytes;
+        let range = range.filter(|range| *range != whole);
+        let length = range
             .as_ref()
-            .map_or(record.size_bytes == 0, Range::is_empty)
-        {
+            .map_or(record.size_bytes, |it| it.end - it.start);
+        // Stores refuse an empty range.
+        if length == 0 {
             return Ok(stream::empty().boxed());
         }
-        let is_whole = range.is_none();
+        let digest = range.is_none().then(Sha256::new);
         let options = GetOptions {
             range: range.map(GetRange::Bounded),
             ..GetOptions::default()
@@ -292,11 +294,7 @@ impl Files {
             object => object?,
         };
         let content = object.into_stream().map_err(FilesError::from);
-        Ok(if is_whole {
-            verified(content, record.clone()).boxed()
-        } else {
-            content.boxed()
-        })
+        Ok(verified(content, length, digest, record.clone()).boxed())
     }
 
     /// Returns the content of a file of at most `limit` bytes.
@@ -309,7 +307,7 @@ impl Files {
         id: FileId,
         limit: u64,
     ) -> Result<Bytes, FilesError> {
-        let (record, mut content) = self.read(owner, id, None).await?;
+        let record = self.find(owner, id).await?;
         if record.size_bytes > limit {
             let message = format!(
                 "the file has {} bytes, more than {limit}",
@@ -317,6 +315,7 @@ impl Files {
             );
             return Err(FilesError::new(FilesErrorKind::TooLarge, message));
         }
+        let mut content = self.content(&record, None).await?;
         let mut bytes = BytesMut::new();
         while let Some(chunk) = content.try_next().await? {
             bytes.extend_from_slice(&chunk);
@@ -446,23 +445,27 @@ fn damaged(record: &FileRecord) -> FilesError {
     FilesError::new(FilesErrorKind::Damaged, message)
 }
 
-/// Ends with an error if the content is not that of the record.
+/// Ends with an error if the content has another length, or, with a digest, another SHA-256 than the record.
 fn verified(
     content: impl Stream<Item = Result<Bytes, FilesError>> + Send + 'static,
+    length: u64,
+    digest: Option<Sha256>,
     record: FileRecord,
 ) -> impl Stream<Item = Result<Bytes, FilesError>> + Send + 'static {
-    let start = (Box::pin(content), Sha256::new(), record);
-    stream::try_unfold(Some(start), async |state| {
-        let Some((mut content, mut digest, record)) = state else {
-            return Ok(None);
+    let start = (Box::pin(content), length, digest, record);
+    stream::try_unfold(start, async |(mut content, rest, mut digest, record)| {
+        let Some(chunk) = content.try_next().await? else {
+            let is_same = |digest: Sha256| format!("{:x}", digest.finalize()) == record.sha256;
+            return match rest == 0 && digest.is_none_or(is_same) {
+                true => Ok(None),
+                false => Err(damaged(&record)),
+            };
         };
-        match content.try_next().await? {
-            Some(chunk) => {
-                digest.update(&chunk);
-                Ok(Some((chunk, Some((content, digest, record)))))
-            }
-            None if format!("{:x}", digest.finalize()) == record.sha256 => Ok(None),
-            None => Err(damaged(&record)),
+        let rest = rest.checked_sub(chunk.len() as u64);
+        let rest = rest.ok_or_else(|| damaged(&record))?;
+        if let Some(digest) = &mut digest {
+            digest.update(&chunk);
         }
+        Ok(Some((chunk, (content, rest, digest, record))))
     })
 }

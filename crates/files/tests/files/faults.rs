@@ -15,7 +15,7 @@ use cantle_files::object_store::{
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 use cantle_files::{FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile, Usage};
-use futures_util::stream::{self, BoxStream};
+use futures_util::stream::{self, BoxStream, TryStreamExt as _};
 use tokio::sync::Notify;
 
 use crate::{directory, local, objects};
@@ -132,6 +132,29 @@ async fn a_changed_object_is_an_error_at_the_end_of_its_content() {
         files.read_bytes("alice", record.id, 10).await.unwrap(),
         "hello"
     );
+}
+
+#[tokio::test]
+async fn a_range_of_an_object_that_was_cut_is_an_error() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let record = files
+        .put_bytes("alice", NewFile::named("a"), "hello")
+        .await
+        .unwrap();
+    let object = directory.path().join("objects").join(&record.key);
+    let read = async |range| {
+        let content = files.content(&record, Some(range)).await.unwrap();
+        let chunks = content.try_collect::<Vec<_>>().await;
+        let chunks = chunks.map_err(|error| error.kind());
+        chunks.map(|chunks| chunks.concat())
+    };
+    std::fs::write(&object, "hel").unwrap();
+    assert_eq!(read(1..3).await.unwrap(), b"el");
+    assert_eq!(read(1..4).await, Err(FilesErrorKind::Damaged));
+    // A range that is the whole file is compared with its SHA-256, too.
+    std::fs::write(&object, "hellO").unwrap();
+    assert_eq!(read(0..5).await, Err(FilesErrorKind::Damaged));
 }
 
 #[tokio::test(flavor = "multi_thread")]
