@@ -20,7 +20,7 @@ use crate::name::{media_type, safe_name};
 use crate::record::{FileId, FileRecord, Quota, Usage};
 use crate::records::Records;
 use crate::store::FileStore;
-use crate::upload::upload;
+use crate::upload::{StoredObject, upload};
 
 /// Bytes of an owner's id.
 const MAX_OWNER_BYTES: usize = 255;
@@ -149,7 +149,7 @@ impl Files {
         &self.store
     }
 
-    /// Stores a file.
+    /// Stores a file. If this is dropped after the end of the content, the file is stored all the same.
     ///
     /// # Errors
     /// The content is too large or exceeds the quota, its source fails, or the store or the catalogue does.
@@ -183,29 +183,32 @@ impl Files {
             quota.check(usage, size)
         };
         let path = self.store.path(&key)?;
-        let object = upload(self.store.objects(), &path, content, check_size).await?;
-        let now = Timestamp::now();
-        let record = FileRecord {
-            id,
-            owner: owner.to_owned(),
-            mime_type: media_type(&new.name).to_owned(),
-            filename: new.name,
-            public_url: self.store.public_url(&key),
-            key,
-            size_bytes: object.size_bytes,
-            sha256: object.sha256,
-            created_at: now.round(Unit::Microsecond).unwrap_or(now),
-            run: new.run,
-            metadata: new.metadata,
-        };
-        if let Err(error) = self.records.insert(&record, quota).await {
-            // After a failure of the catalogue the record may exist all the same. The sweep knows.
-            if error.kind() == FilesErrorKind::QuotaExceeded {
-                let _ = self.delete_object(&record.key).await;
+        let (files, owner) = (self.clone(), owner.to_owned());
+        let finish = move |object: StoredObject| async move {
+            let now = Timestamp::now();
+            let record = FileRecord {
+                id,
+                owner,
+                mime_type: media_type(&new.name).to_owned(),
+                filename: new.name,
+                public_url: files.store.public_url(&key),
+                key,
+                size_bytes: object.size_bytes,
+                sha256: object.sha256,
+                created_at: now.round(Unit::Microsecond).unwrap_or(now),
+                run: new.run,
+                metadata: new.metadata,
+            };
+            if let Err(error) = files.records.insert(&record, quota).await {
+                // After a failure of the catalogue the record may exist all the same. The sweep knows.
+                if error.kind() == FilesErrorKind::QuotaExceeded {
+                    let _ = files.delete_object(&record.key).await;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
-        Ok(record)
+            Ok(record)
+        };
+        upload(self.store.objects(), &path, content, check_size, finish).await
     }
 
     /// Stores bytes.

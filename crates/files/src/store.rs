@@ -255,7 +255,7 @@ impl FileStore {
             let key = format!("{group}/{}", name.replacen('_', "%5F", 1));
             path = Path::parse(key).map_err(ObjectError::from)?;
         }
-        upload(&self.objects, &path, content, |_| Ok(())).await
+        upload(&self.objects, &path, content, |_| Ok(()), async |it| Ok(it)).await
     }
 
     pub(crate) fn prefix(&self) -> &Path {

@@ -33,17 +33,20 @@ pub struct StoredObject {
     pub sha256: String,
 }
 
-/// Writes an object, which exists once this succeeds, and never in part. Each size that it would have is checked
-/// first.
-pub(crate) async fn upload<S, E>(
+/// Writes an object, which exists once this succeeds, and never in part, and passes it to `finish`. Each size that it
+/// would have is checked first. After the end of the content the rest happens even if this is dropped.
+pub(crate) async fn upload<S, E, F, T>(
     objects: &Arc<dyn ObjectStore>,
     path: &Path,
     content: S,
     check_size: impl Fn(u64) -> Result<(), FilesError>,
-) -> Result<StoredObject, FilesError>
+    finish: impl FnOnce(StoredObject) -> F + Send + 'static,
+) -> Result<T, FilesError>
 where
     S: Stream<Item = Result<Bytes, E>> + Send,
     E: Into<Box<dyn StdError + Send + Sync>>,
+    F: Future<Output = Result<T, FilesError>> + Send + 'static,
+    T: Send + 'static,
 {
     let writer = BufWriter::with_capacity(Arc::clone(objects), path.clone(), PART_BYTES);
     let mut incomplete = Incomplete(Some(writer.with_max_concurrency(PARTS)));
@@ -61,18 +64,22 @@ where
             writer.put(chunk).await?;
         }
     }
-    if let Some(mut writer) = incomplete.0.take() {
-        // It removes the parts if it fails, but not if it is dropped: a task goes on without the caller.
-        let end = tokio::spawn(async move { writer.shutdown().await });
-        let ended = end.await.map_err(FilesError::store)?;
-        ended.map_err(FilesError::store)?;
-    }
-    check_written(&**objects, path, size_bytes).await?;
-    Ok(StoredObject {
-        key: path.to_string(),
-        size_bytes,
-        sha256: format!("{:x}", digest.finalize()),
-    })
+    let writer = incomplete.0.take();
+    let (objects, path) = (Arc::clone(objects), path.clone());
+    // The writer removes the parts if it fails, but not if it is dropped: a task goes on without the caller.
+    let end = tokio::spawn(async move {
+        if let Some(mut writer) = writer {
+            writer.shutdown().await.map_err(FilesError::store)?;
+        }
+        check_written(&*objects, &path, size_bytes).await?;
+        let object = StoredObject {
+            key: path.to_string(),
+            size_bytes,
+            sha256: format!("{:x}", digest.finalize()),
+        };
+        finish(object).await
+    });
+    end.await.map_err(FilesError::store)?
 }
 
 /// An object that is being written. Dropped before its end, it removes what was written.

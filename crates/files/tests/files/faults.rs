@@ -229,6 +229,30 @@ async fn an_upload_that_is_dropped_at_its_end_is_completed() {
         .expect("the parts become the object");
 }
 
+#[tokio::test]
+async fn a_file_that_is_dropped_at_its_end_has_a_record() {
+    let store = Arc::new(Failing::at_part(usize::MAX));
+    let files = FileStore::new(Arc::clone(&store) as _);
+    let files = Files::open(files, MemoryRecords::new()).await.unwrap();
+    {
+        let put = files.put_bytes("alice", NewFile::named("a"), vec![0_u8; 20 << 20]);
+        tokio::select! {
+            stored = put => panic!("{stored:?}"),
+            () = store.ending.notified() => {}
+        }
+    }
+    store.goes_on.notify_one();
+    let recorded = async {
+        while files.list("alice", None, 1).await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let deadline = std::time::Duration::from_secs(10);
+    tokio::time::timeout(deadline, recorded)
+        .await
+        .expect("the object gets a record");
+}
+
 /// A store in memory whose uploads fail at a part, and wait before they end.
 #[derive(Debug)]
 struct Failing {
