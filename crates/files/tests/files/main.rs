@@ -14,6 +14,7 @@ mod s3;
 #[cfg(feature = "s3")]
 mod scripted;
 mod urls;
+mod wrong;
 
 use std::path::Path;
 

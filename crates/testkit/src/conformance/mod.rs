@@ -31,7 +31,7 @@ mod suite;
 mod tool_provider;
 
 #[cfg(feature = "files")]
-pub use self::files::files;
+pub use self::files::{files, files_cases};
 pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases};
 pub use self::report::{CaseResult, Outcome, Report};
 #[cfg(unix)]
