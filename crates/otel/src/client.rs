@@ -18,7 +18,17 @@ const MAX_ANSWER_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct BlockingClient {
     client: reqwest::Client,
-    runtime: Runtime,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for BlockingClient {
+    fn drop(&mut self) {
+        // If no exporter could be made of it, it is dropped in the caller's runtime, where dropping another one panics.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl BlockingClient {
@@ -33,7 +43,10 @@ impl BlockingClient {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        Ok(Self { client, runtime })
+        Ok(Self {
+            client,
+            runtime: Some(runtime),
+        })
     }
 
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
@@ -55,6 +68,9 @@ impl BlockingClient {
 #[async_trait::async_trait]
 impl HttpClient for BlockingClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        self.runtime.block_on(self.send(request))
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(self.send(request)),
+            None => Err("the client is closed".into()),
+        }
     }
 }

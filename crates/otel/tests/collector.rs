@@ -270,6 +270,17 @@ async fn content_passes_the_filter() {
     );
 }
 
+#[tokio::test]
+async fn an_invalid_url_is_an_error() {
+    for url in ["http://a b", "http://[::1", "http:// "] {
+        let error = Telemetry::new(Some(url)).unwrap_err().to_string();
+        assert!(
+            error.starts_with("failed to prepare the export of spans: "),
+            "{error}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_collector_costs_spans_and_no_time() {
     // It accepts connections and never answers.
