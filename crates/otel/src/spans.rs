@@ -22,8 +22,8 @@ use crate::exporter::Counts;
 /// Maximum size of a text in an attribute, in bytes.
 const MAX_TEXT_BYTES: usize = 16 << 10;
 
-/// Maximum length of a reason in a provider's words.
-const MAX_REASON_CHARS: usize = 100;
+/// Maximum length of a reason in a provider's words, and of the name of a tool in a model's.
+const MAX_NAME_CHARS: usize = 100;
 
 /// Maximum number of runs, and of tool calls of a run, with open spans. Others have none.
 const MAX_OPEN: usize = 10_000;
@@ -97,7 +97,7 @@ impl RunSpans {
                 call_id,
                 tool,
                 arguments,
-            } => self.tool_started(event, call_id, tool, arguments),
+            } => self.tool_started(event, event.time, call_id, tool, Some(arguments)),
             EventKind::ToolFinished { .. } => self.tool_finished(event),
             _ => {}
         }
@@ -228,9 +228,10 @@ impl RunSpans {
     fn tool_started(
         &mut self,
         event: &Event,
+        started: SystemTime,
         call_id: &str,
         tool: &str,
-        arguments: &serde_json::Value,
+        arguments: Option<&serde_json::Value>,
     ) {
         let Some(run) = self.runs.get(&event.run) else {
             return;
@@ -238,20 +239,22 @@ impl RunSpans {
         if run.calls.len() >= MAX_OPEN {
             return;
         }
+        let tool: String = tool.chars().take(MAX_NAME_CHARS).collect();
         let mut attributes = self.operation("execute_tool", None);
         attributes.extend([
-            text("gen_ai.tool.name", tool),
+            text("gen_ai.tool.name", &tool),
             text("gen_ai.tool.call.id", call_id),
             text("gen_ai.tool.type", "function"),
         ]);
-        let arguments = || arguments.to_string();
-        attributes.extend(self.content("gen_ai.tool.call.arguments", arguments));
+        let content =
+            |it: &serde_json::Value| self.content("gen_ai.tool.call.arguments", || it.to_string());
+        attributes.extend(arguments.and_then(content));
         let (name, context) = (
             format!("execute_tool {tool}"),
             run.span.span_context().clone(),
         );
         let internal = SpanKind::Internal;
-        let span = self.start(name, internal, event.time, attributes, Some(context));
+        let span = self.start(name, internal, started, attributes, Some(context));
         if let Some(run) = self.runs.get_mut(&event.run) {
             run.calls.insert(call_id.to_owned(), span);
         }
@@ -264,14 +267,18 @@ impl RunSpans {
             result,
             success,
             arguments,
+            duration,
             ..
         } = &event.kind
         else {
             return;
         };
-        if let Some(arguments) = arguments {
-            // It was answered without having started.
-            self.tool_started(event, call_id, tool, arguments);
+        let run = self.runs.get(&event.run);
+        let is_open = run.is_some_and(|run| run.calls.contains_key(call_id));
+        // It was answered without having started, or a process that has ended started it.
+        if arguments.is_some() || !is_open {
+            let started = event.time.checked_sub(*duration).unwrap_or(event.time);
+            self.tool_started(event, started, call_id, tool, arguments.as_ref());
         }
         let run = self.runs.get_mut(&event.run);
         let Some(mut span) = run.and_then(|run| run.calls.remove(call_id)) else {
@@ -359,7 +366,7 @@ fn finish_reason(stop: &StopReason) -> String {
         StopReason::ToolCalls => "tool_call",
         StopReason::Length => "length",
         StopReason::ContentFilter => "content_filter",
-        StopReason::Other(reason) => return reason.chars().take(MAX_REASON_CHARS).collect(),
+        StopReason::Other(reason) => return reason.chars().take(MAX_NAME_CHARS).collect(),
         _ => "other",
     }
     .to_owned()

@@ -164,18 +164,25 @@ async fn close(telemetry: Telemetry, limit: Duration) -> ExportReport {
         .unwrap()
 }
 
-/// Exports the events, and returns the spans by name, with their attributes as text.
+fn nanos(seconds: f64) -> u64 {
+    at(seconds).duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
+}
+
+/// Exports events with so many spans, and returns these by name, with their attributes as text.
 async fn exported(
+    events: &[Event],
+    count: u64,
     content: Option<ContentFilter>,
 ) -> HashMap<String, (Span, HashMap<String, String>)> {
     let (url, mut received) = collector().await;
     let telemetry = Telemetry::new(Some(&url)).unwrap();
     let mut spans = telemetry.run_spans(Some("openai".to_owned()), content);
-    for event in events() {
-        spans.record(&event);
-    }
+    events.iter().for_each(|event| spans.record(event));
     let report = close(telemetry, DEADLINE).await;
-    assert_eq!((report.exported, report.lost, report.error), (5, 0, None));
+    assert_eq!(
+        (report.exported, report.lost, report.error),
+        (count, 0, None)
+    );
     let mut found = HashMap::new();
     while let Ok(request) = received.try_recv() {
         for resource in request.resource_spans {
@@ -207,7 +214,7 @@ async fn exported(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_follow_the_conventions_without_content() {
-    let spans = exported(None).await;
+    let spans = exported(&events(), 5, None).await;
     let (main, attributes) = &spans["invoke_agent main"];
     assert_eq!(attributes["gen_ai.operation.name"], "invoke_agent");
     assert_eq!(attributes["gen_ai.provider.name"], "openai");
@@ -219,7 +226,6 @@ async fn spans_follow_the_conventions_without_content() {
     assert_eq!(attributes["gen_ai.response.model"], "m-2026");
     let reasons = &attributes["gen_ai.response.finish_reasons"];
     assert!(reasons.contains("\"tool_call\""), "{reasons}");
-    let nanos = |seconds: f64| at(seconds).duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     assert_eq!(
         (chat.start_time_unix_nano, chat.end_time_unix_nano),
         (nanos(1.0), nanos(3.0))
@@ -252,7 +258,7 @@ async fn spans_follow_the_conventions_without_content() {
 #[tokio::test(flavor = "multi_thread")]
 async fn content_passes_the_filter() {
     let filter = |text: &str| text.replace("sk-secret-1", "[redacted]");
-    let spans = exported(Some(Box::new(filter))).await;
+    let spans = exported(&events(), 5, Some(Box::new(filter))).await;
     let (_, attributes) = &spans["invoke_agent main"];
     assert!(attributes["gen_ai.input.messages"].contains("Find [redacted] here"));
     assert!(attributes["gen_ai.output.messages"].contains("Found [redacted]"));
@@ -268,6 +274,34 @@ async fn content_passes_the_filter() {
         message.contains("\"finish_reason\":\"tool_call\""),
         "{message}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_another_process_started_has_a_span() {
+    let mut events = events();
+    events.retain(|event| {
+        let is_own = event.depth == 0;
+        let is_earlier = matches!(
+            event.kind,
+            EventKind::ToolStarted { .. } | EventKind::ModelAnswered { .. }
+        );
+        is_own && !is_earlier
+    });
+    for event in &mut events {
+        if let EventKind::ToolFinished { tool, .. } = &mut event.kind {
+            // Models invent names.
+            *tool = "x".repeat(10_000);
+        }
+    }
+    let spans = exported(&events, 2, None).await;
+    let (main, _) = &spans["invoke_agent main"];
+    let (tool, attributes) = &spans[&format!("execute_tool {}", "x".repeat(100))];
+    assert_eq!(tool.parent_span_id, main.span_id);
+    assert_eq!(
+        (tool.start_time_unix_nano, tool.end_time_unix_nano),
+        (nanos(4.0), nanos(7.0))
+    );
+    assert_eq!(attributes["error.type"], "tool_error");
 }
 
 #[tokio::test]
