@@ -96,12 +96,17 @@ async fn find(files: &Files, id: &str, cx: &ToolContext) -> Result<FileRecord, T
     Ok(files.find(owner, parse(id)?).await?)
 }
 
-async fn described(files: &Files, record: &FileRecord) -> Result<Value, ToolError> {
-    let url = files.url(record).await?;
-    Ok(json!({
+/// Describes a stored file. Without an address it is still found by its id.
+async fn described(files: &Files, record: &FileRecord) -> Value {
+    let url = files.url(record).await.ok().flatten();
+    description(record, url.as_deref())
+}
+
+fn description(record: &FileRecord, url: Option<&str>) -> Value {
+    json!({
         "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
         "mime_type": record.mime_type, "created_at": record.created_at,
-    }))
+    })
 }
 
 async fn load(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -132,14 +137,15 @@ async fn list(files: Files, params: Page, cx: ToolContext) -> Result<ToolOutput,
     let after = params.after.as_deref().map(parse).transpose()?;
     let mut listed = Vec::new();
     for record in files.list(owner, after, LISTED).await? {
-        listed.push(described(&files, &record).await?);
+        listed.push(described(&files, &record).await);
     }
     Ok(crate::json(&json!({ "files": listed })))
 }
 
 async fn link(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
     let record = find(&files, &params.file_id, &cx).await?;
-    Ok(crate::json(&described(&files, &record).await?))
+    let url = files.url(&record).await?;
+    Ok(crate::json(&description(&record, url.as_deref())))
 }
 
 async fn read(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -161,7 +167,7 @@ async fn create(files: Files, params: Document, cx: ToolContext) -> Result<ToolO
         .with_group("documents")
         .with_run(cx.run.to_string());
     let record = files.put_bytes(owner, new, params.content).await?;
-    Ok(crate::json(&described(&files, &record).await?))
+    Ok(crate::json(&described(&files, &record).await))
 }
 
 async fn upload(files: Files, params: Upload, cx: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -170,7 +176,7 @@ async fn upload(files: Files, params: Upload, cx: ToolContext) -> Result<ToolOut
     let content = cx.require_sandbox()?.read(&path, ByteRange::all()).await?;
     let new = NewFile::named(params.path).with_run(cx.run.to_string());
     let record = files.put(owner, new, content).await?;
-    Ok(crate::json(&described(&files, &record).await?))
+    Ok(crate::json(&described(&files, &record).await))
 }
 
 async fn delete(files: Files, params: File, cx: ToolContext) -> Result<ToolOutput, ToolError> {
