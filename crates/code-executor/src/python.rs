@@ -145,7 +145,12 @@ async fn store(
         warnings.extend(refused.map(|it| format!("{} was not stored: {}", it.source, it.reason)));
         stored = sink.stored.into_inner();
     }
-    warnings.truncate(MAX_WARNINGS);
+    if warnings.len() > MAX_WARNINGS {
+        let kept = MAX_WARNINGS - 1;
+        let others = format!("There are {} more warnings.", warnings.len() - kept);
+        warnings.truncate(kept);
+        warnings.push(others);
+    }
     Ok((stored, warnings))
 }
 

@@ -73,6 +73,8 @@ async fn many_files_are_stored_up_to_a_limit_and_old_ones_never() {
     let result = user.python(code).await;
     assert_eq!(names(&result).len(), 100);
     assert_eq!(result["warnings"].as_array().unwrap().len(), 20);
+    // 30 files were not stored.
+    assert_eq!(result["warnings"][19], "There are 11 more warnings.");
     // More than is searched: what is new can't be told from what is old.
     let code = "import os; os.mkdir('many')
 for n in range(21_000): os.close(os.open(f'many/{n}', os.O_CREAT | os.O_WRONLY))";
