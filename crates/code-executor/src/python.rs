@@ -1,6 +1,6 @@
 //! `run_python`: code in the session's sandbox, and the files that it makes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
@@ -20,6 +20,8 @@ const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save file
     Load stored files with load_file.";
 /// Time of a call, beyond the code's: listing and storing files.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time in which the files of one call are begun to be stored. A slow store must not end the call, with its output.
+const STORING: Duration = Duration::from_secs(120);
 /// Files of one call that are stored.
 const MAX_FILES: usize = 100;
 /// Entries among which new files are looked for.
@@ -119,6 +121,7 @@ async fn store(
 ) -> Result<(Vec<Value>, Vec<String>), ToolError> {
     let owner = cx.require_principal()?.id().as_str();
     let mut after = walk(sandbox).await?;
+    let deadline = Instant::now() + STORING;
     let (mut stored, mut warnings) = (Vec::new(), Vec::new());
     for ((directory, after), (_, before)) in after.iter_mut().zip(before) {
         let is_hidden = |path: &SandboxPath| path.components().any(|name| name.starts_with(b"."));
@@ -131,6 +134,7 @@ async fn store(
             owner: owner.to_owned(),
             run: cx.run.to_string(),
             directory: directory.clone(),
+            deadline,
             stored: Mutex::new(stored),
         };
         if before.is_truncated || after.is_truncated {
@@ -161,6 +165,8 @@ struct GeneratedFiles {
     owner: String,
     run: String,
     directory: SandboxPath,
+    /// When no other file is begun.
+    deadline: Instant,
     /// Their descriptions for the model.
     stored: Mutex<Vec<Value>>,
 }
@@ -168,6 +174,10 @@ struct GeneratedFiles {
 #[async_trait]
 impl ArtifactSink for GeneratedFiles {
     async fn store(&self, path: &SandboxPath, content: ByteStream) -> Result<(), SandboxError> {
+        if Instant::now() >= self.deadline {
+            let message = "the store took too long for the files before it";
+            return Err(SandboxError::new(SandboxErrorKind::Io, message));
+        }
         let full = self.directory.join(path.relative_bytes())?;
         let new = NewFile::named(path.to_string())
             .with_group("generated")
@@ -182,5 +192,32 @@ impl ArtifactSink for GeneratedFiles {
             "mime_type": record.mime_type, "minio_key": record.key, "sha256": record.sha256,
         }));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_files::{FileStore, MemoryRecords};
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_after_the_deadline_is_not_stored() {
+        let files = Files::open(FileStore::memory(), MemoryRecords::new())
+            .await
+            .unwrap();
+        let sink = GeneratedFiles {
+            files: files.clone(),
+            owner: "alice".to_owned(),
+            run: "run".to_owned(),
+            directory: SandboxPath::working_directory(),
+            deadline: Instant::now(),
+            stored: Mutex::default(),
+        };
+        let path = SandboxPath::new("a").unwrap();
+        let stored = sink.store(&path, Box::pin(stream::empty())).await;
+        assert!(stored.unwrap_err().to_string().contains("took too long"));
+        assert_eq!(files.list("alice", None, 1).await.unwrap(), []);
     }
 }
