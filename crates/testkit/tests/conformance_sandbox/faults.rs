@@ -327,8 +327,8 @@ faults! {
             best_effort_opens_and_reports_each_field,
         ],
         ReportsFalseEnforcement => [
-            reported_enforcement_is_effective, a_host_allowlist_blocks_other_hosts,
-            a_reported_cpu_time_limit_is_effective,
+            reported_enforcement_is_effective, a_hidden_file_is_neither_read_nor_changed,
+            a_host_allowlist_blocks_other_hosts, a_reported_cpu_time_limit_is_effective,
             a_reported_memory_limit_is_effective, a_reported_process_limit_is_effective,
             a_reported_disk_limit_is_effective, a_reported_inode_limit_is_effective,
         ],

@@ -44,8 +44,11 @@ async fn must_stop(bench: &Bench<'_>, field: PolicyField, script: &str) -> Check
     let request = SpawnRequest::shell(script).with_timeout(SCRIPT_TIMEOUT);
     let limit = SCRIPT_TIMEOUT + STEP_TIMEOUT;
     let run = within("the exit at a limit", limit, sandbox.run(request)).await?;
-    // At the memory limit, the OOM killer may choose the sandbox itself.
-    let Ok(output) = run else { return Ok(()) };
+    let output = match run {
+        // At the memory limit, the OOM killer may choose the sandbox itself.
+        Err(error) if error.kind() == Gone => return Ok(()),
+        run => run?,
+    };
     let kept = output.stdout.text().contains("kept");
     ensure!(
         !kept,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 use cantle_core::policy::{Access, HostPattern, Network, PolicyField, Strictness};
-use cantle_core::sandbox::EnforcedBy;
+use cantle_core::sandbox::{EnforcedBy, Enforcement};
 
 use super::bench::sh;
 use super::prelude::*;
@@ -16,6 +16,7 @@ cases! { cases for Harness:
     a_field_is_enforced_or_refused_by_name.deadline(MANY_SANDBOXES),
     reported_enforcement_is_effective.deadline(MANY_SANDBOXES),
     best_effort_opens_and_reports_each_field.deadline(MANY_SANDBOXES),
+    a_hidden_file_is_neither_read_nor_changed,
     a_host_allowlist_blocks_other_hosts,
     unset_fields_are_not_reported,
 }
@@ -207,7 +208,7 @@ async fn attempt_violation(sandbox: &dyn Sandbox, field: PolicyField) -> Checked
                 "a command succeeded after too much output"
             );
         }
-        // Slow limits have cases of their own.
+        // Hidden paths and slow limits have cases of their own.
         _ => {}
     }
     Ok(())
@@ -223,6 +224,29 @@ async fn must_not_reach_host(sandbox: &dyn Sandbox) -> Checked {
         ensure!(!connected, "a port of this host was reached");
     }
     Ok(())
+}
+
+async fn a_hidden_file_is_neither_read_nor_changed(bench: &Bench<'_>) -> Checked {
+    let outside = Outside::new()?;
+    let mut policy = Policy::workspace();
+    policy.write_roots = Some(vec![outside.path().to_owned()]);
+    policy.hidden_paths = vec![outside.secret()];
+    policy.strictness = Strictness::BestEffort;
+    let sandbox = bench.open(policy).await?;
+    let mut enforcement = sandbox.info().demanded();
+    let is_hidden =
+        |it: &Enforcement| it.field == PolicyField::HiddenPaths && it.by != EnforcedBy::NotEnforced;
+    if !enforcement.any(is_hidden) {
+        return Ok(());
+    }
+    let file = outside.secret().display().to_string();
+    let read = sh(&*sandbox, &format!("cat '{file}'")).await?;
+    ensure!(
+        !Outside::is_secret(&read.stdout.head),
+        "a hidden file was read"
+    );
+    sh(&*sandbox, &format!("echo x >> '{file}'; rm -f '{file}'")).await?;
+    outside.must_be_untouched()
 }
 
 async fn a_host_allowlist_blocks_other_hosts(bench: &Bench<'_>) -> Checked {
