@@ -384,8 +384,9 @@ impl Files {
         Ok(record)
     }
 
-    /// Deletes objects without a record that are older than `age`, which must exceed the time of an upload's
-    /// last request and of the catalogue's answer: an hour is enough.
+    /// Deletes objects without a record that are older than `age`, which must exceed the time of a whole upload: its
+    /// record comes last, and S3 dates an object from the
+    /// [beginning](https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html) of its upload in parts.
     ///
     /// # Errors
     /// The store or the catalogue fails.

@@ -16,8 +16,9 @@ use crate::files;
 use crate::state_dir::StateDir;
 use crate::text::{plural, size};
 
-/// Age of objects without a record that no upload is still writing.
-const SWEEP_AGE: Duration = Duration::from_secs(60 * 60);
+/// Age of objects without a record that no upload is still writing. A file of the default limit takes 9 hours at the
+/// slowest rate that a bucket may have.
+const SWEEP_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The name of standard output.
 const STDOUT: &str = "-";
 

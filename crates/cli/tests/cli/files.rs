@@ -208,7 +208,7 @@ async fn gc_removes_old_objects_without_a_record() {
     env.write("a", "x");
     files(&env, &["put", "a"]).await;
     let objects = ".local/state/cantle/files/objects/uploads";
-    for (name, age) in [('a', "2 hours ago"), ('b', "now")] {
+    for (name, age) in [('a', "2 days ago"), ('b', "2 hours ago")] {
         let object = format!("{objects}/{}_x", name.to_string().repeat(32));
         env.write(&object, "12345");
         let mut touch = std::process::Command::new("touch");
