@@ -7,8 +7,8 @@ const MAX_BYTES: usize = 200;
 /// Bytes of an extension that survives shortening, with its dot.
 const MAX_EXTENSION_BYTES: usize = 20;
 
-/// Returns the last component of a path as a name of letters, digits, `-`, `_` and `.` that begins with
-/// none of `.` and `-`: other characters become `_`, and a long name is shortened before its extension.
+/// Returns the last component of a path as a name of letters (also decomposed ones), digits, `-`, `_` and `.` that
+/// begins with none of `.` and `-`: other characters become `_`, and a long name is shortened before its extension.
 ///
 /// ```
 /// assert_eq!(cantle_files::safe_name("../my report.pdf"), "my_report.pdf");
@@ -19,7 +19,7 @@ pub fn safe_name(name: &str) -> String {
     let safe: String = name
         .chars()
         .map(|it| {
-            if it.is_alphanumeric() || "-_.".contains(it) {
+            if it.is_alphanumeric() || "-_.".contains(it) || is_mark(it) {
                 it
             } else {
                 '_'
@@ -40,6 +40,11 @@ pub fn safe_name(name: &str) -> String {
         end -= 1;
     }
     format!("{}{extension}", safe.get(..end).unwrap_or_default())
+}
+
+/// Returns whether a character is the accent of a letter in the decomposed form that macOS gives to names.
+fn is_mark(c: char) -> bool {
+    matches!(c, '\u{300}'..='\u{36f}' | '\u{3099}' | '\u{309a}')
 }
 
 /// Returns the media type that a file name's extension stands for.
@@ -71,6 +76,8 @@ mod tests {
             ("-rf", "rf"),
             ("a\0b\n\u{1b}[31m.txt", "a_b___31m.txt"),
             ("año 数据.csv", "año_数据.csv"),
+            ("re\u{301}sume\u{301}.pdf", "re\u{301}sume\u{301}.pdf"),
+            ("カ\u{3099}.txt", "カ\u{3099}.txt"),
             ("a#1", "a_1"),
             ("a%2F..%2Fb?x=1&y", "a_2F.._2Fb_x_1_y"),
             ("\u{202e}gpj.exe", "_gpj.exe"),

@@ -254,6 +254,7 @@ async fn unusual_names_are_stored(files: &Files) -> Checked {
         "../../etc/passwd",
         "a\u{1}\n.txt",
         "año 数据.csv",
+        "an\u{303}o.csv",
         "#1",
         "a#1",
         "100%.txt",
