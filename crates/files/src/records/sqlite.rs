@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Params, TransactionBehavior};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::{Records, sql};
@@ -49,12 +49,9 @@ impl SqliteRecords {
         &self,
         work: impl FnOnce(&mut Connection) -> sql::Result<T> + Send + 'static,
     ) -> Result<T, FilesError> {
-        let connection = Arc::clone(&self.connection);
-        blocking(move || {
-            let mut connection = connection.lock();
-            work(&mut connection).map_err(FilesError::catalogue)
-        })
-        .await
+        // Before a thread is taken: calls that wait occupy none, and end with their callers.
+        let mut connection = Arc::clone(&self.connection).lock_owned().await;
+        blocking(move || work(&mut connection).map_err(FilesError::catalogue)).await
     }
 
     async fn query(

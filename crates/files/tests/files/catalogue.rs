@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use cantle_files::{
     FileStore, Files, FilesErrorKind, Limits, MemoryRecords, NewFile, Quota, SqliteRecords,
 };
+use futures_util::FutureExt as _;
 
 use crate::{directory, local, records};
 
@@ -115,6 +116,24 @@ async fn stores_twenty_files() {
             assert_eq!(error.kind(), FilesErrorKind::QuotaExceeded, "{error:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_the_catalogue_ends_with_its_caller() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let put = async || files.put_bytes("alice", NewFile::named("a"), "x").await;
+    let (first, second) = (put().await.unwrap(), put().await.unwrap());
+    let file = directory.path().join("catalogue.sqlite");
+    let other = rusqlite::Connection::open(file).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (removed, ()) = tokio::join!(files.remove("alice", first.id), async {
+        let waiting = files.remove("alice", second.id).now_or_never();
+        assert!(waiting.is_none(), "{waiting:?}");
+        other.execute_batch("COMMIT").unwrap();
+    });
+    assert_eq!(removed.unwrap(), first);
+    assert_eq!(files.list("alice", None, 10).await.unwrap(), [second]);
 }
 
 /// Mounts a file system of FUSE that no program serves: for others than its user, the kernel answers by itself.
