@@ -8,8 +8,15 @@ use opentelemetry_http::{HttpClient, HttpError};
 use reqwest::redirect;
 use tokio::runtime::Runtime;
 
-/// Time limit of a request.
+/// Time limit of a request, unless a variable sets another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Variables with the time limit in milliseconds. The SDK applies them to its retries only, because it did not make the
+/// client.
+const TIMEOUT_VARIABLES: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_TIMEOUT",
+];
 
 /// Maximum size of an answer, which is a few numbers or a message.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
@@ -37,7 +44,7 @@ impl BlockingClient {
             .tls_backend_preconfigured(cantle_tls::TlsOptions::new().build()?)
             // The headers of the collector may be keys.
             .redirect(redirect::Policy::none())
-            .timeout(REQUEST_TIMEOUT)
+            .timeout(request_timeout(|name| std::env::var(name).ok()))
             .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")))
             .build()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -71,6 +78,33 @@ impl HttpClient for BlockingClient {
         match &self.runtime {
             Some(runtime) => runtime.block_on(self.send(request)),
             None => Err("the client is closed".into()),
+        }
+    }
+}
+
+fn request_timeout(variable: impl Fn(&str) -> Option<String>) -> Duration {
+    let mut names = TIMEOUT_VARIABLES.into_iter();
+    let limit = names.find_map(|name| variable(name)?.parse().ok());
+    limit.map_or(REQUEST_TIMEOUT, Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_limit_is_that_of_the_variables() {
+        for (traces, all, expected) in [
+            (None, None, 10_000),
+            (None, Some("500"), 500),
+            (Some("20000"), Some("500"), 20_000),
+            (Some("soon"), Some("500"), 500),
+        ] {
+            let variable = |name: &str| match name {
+                "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT" => traces.map(str::to_owned),
+                _ => all.map(str::to_owned),
+            };
+            assert_eq!(request_timeout(variable).as_millis(), expected);
         }
     }
 }
