@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cantle_core::escape::replace_lone_surrogates;
 use cantle_core::sandbox::{
     Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError, Signal,
     SpawnRequest, Stdin,
@@ -233,6 +234,9 @@ impl Connection {
     fn next_message(&mut self) -> Result<Option<Incoming>, Failure> {
         let too_long = |_| Failure::lost("it sent a message of more than 16 MiB");
         while let Some(text) = self.messages.decode(&mut self.received).map_err(too_long)? {
+            let mut text = Vec::from(text);
+            // Chromium passes them on from pages.
+            replace_lone_surrogates(&mut text);
             let message: Message = serde_json::from_slice(&text)
                 .map_err(|error| Failure::lost(format!("it sent no DevTools message: {error}")))?;
             if let Some(id) = message.id {

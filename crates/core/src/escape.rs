@@ -73,6 +73,42 @@ pub fn join_up_to(max: usize, items: impl IntoIterator<Item = impl ToString>) ->
     }
 }
 
+/// Replaces the halves of characters in a JSON text, such as `\ud83d` alone, with U+FFFD (`\ufffd`).
+///
+/// JavaScript cuts strings between the halves of a character and writes them so; no parser to a `str` accepts them.
+///
+/// ```
+/// use cantle_core::escape::replace_lone_surrogates;
+///
+/// let mut json = br#"["\ud83d\ude00 \ud83d", "\\ud83d"]"#.to_vec();
+/// replace_lone_surrogates(&mut json);
+/// assert_eq!(json, br#"["\ud83d\ude00 \ufffd", "\\ud83d"]"#);
+/// ```
+pub fn replace_lone_surrogates(json: &mut [u8]) {
+    let mut rest = json;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        let (_, escape) = std::mem::take(&mut rest).split_at_mut(at);
+        let following = escape.get(6..).and_then(escaped_unit);
+        let length = match (escaped_unit(escape), following) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 12,
+            (Some(0xd800..=0xdfff), _) => {
+                if let Some(digits) = escape.get_mut(2..6) {
+                    digits.copy_from_slice(b"fffd");
+                }
+                6
+            }
+            _ => 2,
+        };
+        rest = escape.get_mut(length..).unwrap_or_default();
+    }
+}
+
+/// Returns the UTF-16 unit of a `\uXXXX` at the beginning of a text.
+fn escaped_unit(text: &[u8]) -> Option<u16> {
+    let digits = text.strip_prefix(b"\\u")?.get(..4)?;
+    u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
 fn escape(text: &str, is_prose: bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     let mut chars = text.chars();

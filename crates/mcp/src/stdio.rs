@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use cantle_core::escape::shorten;
+use cantle_core::escape::{replace_lone_surrogates, shorten};
 use cantle_core::sandbox::{
     Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
     SandboxErrorKind, Signal, SpawnRequest, Stdin,
@@ -205,6 +205,8 @@ impl Pipes {
     /// If a line is too long.
     fn next_message(&mut self) -> Result<Option<RxJsonRpcMessage<RoleClient>>, LineError> {
         while let Some(line) = self.lines.decode(&mut self.received)? {
+            let mut line = Vec::from(line);
+            replace_lone_surrogates(&mut line);
             let message = parse(&line);
             if message.is_some() {
                 return Ok(message);

@@ -81,6 +81,20 @@ async fn pages_can_neither_forge_nor_end_their_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn halves_of_characters_are_replaced() {
+    let Some(fixture) = Fixture::open(|tools| tools).await else {
+        return;
+    };
+    // The text is cut within the emoji.
+    let page = fixture.navigate("/halves").await;
+    assert!(page.contains("x\u{fffd}…"), "{page}");
+    let script = json!({"script": r"throw new Error('half \ud83d')"});
+    let error = fixture.refused("_evaluate_js", script).await;
+    assert!(error.contains("Error: half \u{fffd}"), "{error}");
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_never_answers_costs_one_browser() {
     // Enough to start the browser on a loaded machine.
     let limited = |tools: cantle_browser::BrowserTools| tools.timeout(Duration::from_secs(20));

@@ -108,6 +108,18 @@ async fn a_malformed_answer_fails_its_call_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn halves_of_characters_are_replaced() {
+    let cut = r#"greet; offer; next tools/call; reply '{"content":[{"type":"text","text":"half \ud83d"}]}'; cat"#;
+    let set = open(script(cut)).await;
+    let output = call(&*set, "s__work", json!({})).await;
+    assert!(
+        output.content.text().ends_with("\nhalf \u{fffd}"),
+        "{output:?}"
+    );
+    set.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_floods_and_does_not_read_is_cut_off() {
     let flood = r#"
         greet; offer; next tools/call
