@@ -221,7 +221,8 @@ globalThis.cantle ??= (() => {
       selection.selectAllChildren(element);
       if (!clear) selection.collapseToEnd();
     } else if (clear) element.select();
-    else if (element.type !== "number") element.setSelectionRange(element.value.length, element.value.length);
+    // Fields for numbers and mail addresses have no selection range.
+    else selection.modify("move", "forward", "documentboundary");
     if (clear) document.execCommand("delete");
     return "type";
   };

@@ -145,6 +145,21 @@ async fn forms_are_filled_in_and_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn text_is_added_at_the_end_of_every_field() {
+    let Some(fixture) = Fixture::open(|tools| tools).await else {
+        return;
+    };
+    let page = fixture.navigate("/fields").await;
+    for (field, text, value) in [("Mail", ".org", "ada@example.org"), ("Number", "3", "123")] {
+        let field = reference(&page, field);
+        let input = json!({"ref": field, "text": text, "clear_first": false});
+        let typed = fixture.call("_input_text", input).await;
+        assert!(typed.contains(&format!(": {value}")), "{typed}");
+    }
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dialogs_are_answered_and_reported() {
     let Some(fixture) = Fixture::open(|tools| tools).await else {
         return;

@@ -14,6 +14,8 @@ PAGES = {
         <select name="color" aria-label="Color"><option value="r">Red</option><option value="g">Green</option></select>
         <input type="date" name="day" aria-label="Day"><textarea name="about" placeholder="About"></textarea>
         <input type="password" name="secret" value="hunter2" aria-label="Secret"><button>Send</button></form>""",
+    "/fields": """<title>Fields</title><input type="email" value="ada@example" aria-label="Mail">
+        <input type="number" value="12" aria-label="Number">""",
     "/dialogs": """<title>Dialogs</title><button onclick="alert('Mind the step')">Alert</button>
         <button onclick="this.textContent = confirm('Delete all?') ? 'yes' : 'no'">Confirm</button>""",
     "/alerts": "<title>Alerts</title><script>setTimeout(() => { while (true) alert('again') }, 50)</script>",
