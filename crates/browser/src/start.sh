@@ -7,7 +7,9 @@
 profile=${TMPDIR:-/tmp}/$1 program=$2
 shift 2
 rm -rf "$profile"
-mkdir -p "$profile" || exit 1
+mkdir -p "$profile/Default" || exit 1
+# A document of Chromium's viewer has no text for a snapshot.
+printf '{"plugins":{"always_open_pdf_externally":true}}' > "$profile/Default/Preferences"
 if [ -z "$program" ]; then
     for program in /usr/lib/chromium/chromium /usr/lib/chromium-browser/chromium-browser \
         /opt/google/chrome/chrome chromium chromium-browser google-chrome chrome ''; do

@@ -198,6 +198,8 @@ async fn downloads_become_files_and_links_new_tabs() {
         got.contains("The address is a download.") && got.contains("`downloads/file.bin` (1000"),
         "{got}"
     );
+    let got = fixture.navigate("/paper.pdf").await;
+    assert!(got.contains("`downloads/paper.pdf` (8 bytes"), "{got}");
     let path = SandboxPath::new("downloads/file.bin").unwrap();
     let info = fixture.sandbox.stat(&path).await.unwrap();
     assert_eq!(info.size_bytes, 1000);

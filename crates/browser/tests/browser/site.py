@@ -44,6 +44,8 @@ class Site(http.server.BaseHTTPRequestHandler):
             fields = urllib.parse.parse_qsl(url.query, keep_blank_values=True)
             items = "".join(f"<li>{name}={value}</li>" for name, value in fields)
             return self.answer("text/html", f"<title>Thanks</title><ul>{items}</ul>".encode())
+        if url.path == "/paper.pdf":
+            return self.answer("application/pdf", b"%PDF-1.1")
         self.answer("text/html", PAGES.get(url.path, "<title>None</title>").encode())
 
     def answer(self, kind, body):
