@@ -1,10 +1,12 @@
 //! The tools' work.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -215,6 +217,7 @@ impl Browser {
                 let params = json!({"text": input.text});
                 self.tab_order("Input.insertText", params).await?;
             }
+            "file" => self.choose_files(&element, &input.text).await?,
             "done" => {}
             _ => return Err(Failure::Refused(way)),
         }
@@ -222,6 +225,36 @@ impl Browser {
         let text = format!("Typed text into {}.", clip(&input.reference, 20));
         let outcome = Outcome::new(text).with_page(PagePart::Changes);
         Ok(outcome.with("texts", &input.text))
+    }
+
+    /// Gives a file field files of the working directory: a path on each line.
+    async fn choose_files(&mut self, field: &str, paths: &str) -> Result<(), Failure> {
+        let sandbox = Arc::clone(&self.sandbox);
+        let directory = &sandbox.info().working_directory;
+        let mut files = Vec::new();
+        for text in paths.lines().map(str::trim).filter(|it| !it.is_empty()) {
+            let path = SandboxPath::new(text).ok();
+            let path = path.and_then(|path| match path.is_absolute() {
+                true => path.strip_prefix(directory),
+                false => Some(path),
+            });
+            // Chromium takes what does not exist for an empty file.
+            let is_file = match &path {
+                Some(path) => matches!(sandbox.is_file(path).await, Ok(true)),
+                None => false,
+            };
+            let path = path.filter(|_| is_file);
+            let Some(path) = path.and_then(|path| directory.join(path.relative_bytes()).ok())
+            else {
+                let text = clip(text, 300);
+                return Err(Failure::Refused(format!(
+                    "There is no file {text:?} in the working directory."
+                )));
+            };
+            files.push(path.to_string());
+        }
+        let params = json!({"objectId": field, "files": files});
+        self.tab_order("DOM.setFileInputFiles", params).await
     }
 
     pub(crate) async fn scroll(&mut self, scroll: Scroll) -> Result<Outcome, Failure> {

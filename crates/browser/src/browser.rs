@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use crate::connection::{
-    Attached, Connection, Dialog, Download, Event, EventKind, Incoming, Progress,
+    Attached, Connection, Dialog, Download, Event, EventKind, FileChooser, Incoming, Progress,
 };
 use crate::failure::{Failure, clip};
 use crate::settings::BrowserTools;
@@ -50,6 +50,8 @@ pub(crate) struct Browser {
     pub(crate) notes: Vec<String>,
     /// Dialogs since the call began.
     pub(crate) dialogs: usize,
+    /// The latest file chooser of the current tab, until the next result.
+    file_chooser: Option<FileChooser>,
     /// The next number of a reference; no page gets numbers of another.
     pub(crate) next_reference: u64,
     /// The lines of the latest snapshot, which the next one is compared with.
@@ -146,6 +148,7 @@ impl Browser {
             begun_downloads: 0,
             notes: Vec::new(),
             dialogs: 0,
+            file_chooser: None,
             next_reference: 1,
             lines: Vec::new(),
         };
@@ -297,6 +300,9 @@ impl Browser {
             (EventKind::Detached { session_id }, _) => self.detached(&session_id),
             (EventKind::Crashed {}, _) => return Err(Failure::lost("a page crashed it")),
             (EventKind::DialogOpened(dialog), Some(_)) => self.answer(session, &dialog).await?,
+            (EventKind::FileChooserOpened(chooser), Some(index)) if index == self.current => {
+                self.file_chooser = Some(chooser);
+            }
             (EventKind::LoadingStarted { frame_id }, Some(index)) => {
                 self.set_loading(index, &frame_id, true);
             }
@@ -441,6 +447,18 @@ impl Browser {
         expression: &str,
         by_value: bool,
     ) -> Result<RemoteObject, Failure> {
+        let context = self.world_of(frame).await?;
+        let params = json!({
+            "expression": format!("{PAGE_SCRIPT}\n{expression}"),
+            "contextId": context,
+            "returnByValue": by_value,
+        });
+        let evaluated: Evaluated = self.tab_command("Runtime.evaluate", params).await?;
+        evaluated.checked(UNREADABLE)
+    }
+
+    /// Returns the context of a frame's world for the page script.
+    async fn world_of(&mut self, frame: &str) -> Result<i64, Failure> {
         #[derive(Deserialize)]
         struct World {
             #[serde(rename = "executionContextId")]
@@ -449,13 +467,7 @@ impl Browser {
         // Of the same name, it is created only once for a document.
         let params = json!({"frameId": frame, "worldName": "cantle"});
         let world: World = self.tab_command("Page.createIsolatedWorld", params).await?;
-        let params = json!({
-            "expression": format!("{PAGE_SCRIPT}\n{expression}"),
-            "contextId": world.context,
-            "returnByValue": by_value,
-        });
-        let evaluated: Evaluated = self.tab_command("Runtime.evaluate", params).await?;
-        evaluated.checked(UNREADABLE)
+        Ok(world.context)
     }
 
     /// As [`in_frame`](Self::in_frame), for a value.
@@ -504,6 +516,43 @@ impl Browser {
         let evaluated: Evaluated = self.tab_command("Runtime.callFunctionOn", params).await?;
         let problem = "The element can't be used";
         evaluated.checked(problem)?.parse(problem)
+    }
+
+    /// Notes a file chooser that the page has opened, with a reference to its field, which is often hidden.
+    pub(crate) async fn note_file_chooser(&mut self) -> Result<(), Failure> {
+        let Some(chooser) = self.file_chooser.take() else {
+            return Ok(());
+        };
+        let note = match self.refer_file_field(&chooser).await {
+            Ok(number) => format!("The page asks for a file: type its path into e{number}."),
+            Err(Failure::Refused(_)) => {
+                "The page asked for a file, and its field is gone.".to_owned()
+            }
+            Err(failure) => return Err(failure),
+        };
+        self.note(note);
+        Ok(())
+    }
+
+    /// Returns the number of a reference to the field of a file chooser.
+    async fn refer_file_field(&mut self, chooser: &FileChooser) -> Result<u64, Failure> {
+        #[derive(Deserialize)]
+        struct Resolved {
+            object: RemoteObject,
+        }
+        // Defines the script's functions.
+        self.in_frame(&chooser.frame_id, "true", true).await?;
+        let context = self.world_of(&chooser.frame_id).await?;
+        let params =
+            json!({"backendNodeId": chooser.backend_node_id, "executionContextId": context});
+        let resolved: Resolved = self.tab_command("DOM.resolveNode", params).await?;
+        let Some(field) = resolved.object.object_id else {
+            return Err(Failure::refused("The field is gone."));
+        };
+        let start = [json!(self.next_reference)];
+        let number: u64 = self.with_element(&field, "referFileField", &start).await?;
+        self.next_reference = self.next_reference.max(number.saturating_add(1));
+        Ok(number)
     }
 
     /// Sends a command whose result does not matter to the current tab.

@@ -74,6 +74,8 @@ pub(crate) enum EventKind {
     Crashed {},
     #[serde(rename = "Page.javascriptDialogOpening")]
     DialogOpened(Dialog),
+    #[serde(rename = "Page.fileChooserOpened")]
+    FileChooserOpened(FileChooser),
     #[serde(
         rename = "Page.frameStartedLoading",
         alias = "Page.frameStartedNavigating"
@@ -110,6 +112,14 @@ pub(crate) struct Dialog {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) message: String,
+}
+
+/// A file chooser that a page has opened, which is not displayed.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FileChooser {
+    pub(crate) frame_id: String,
+    pub(crate) backend_node_id: i64,
 }
 
 /// A new download.

@@ -22,9 +22,16 @@ globalThis.cantle ??= (() => {
     }
     return number;
   };
+  // The field of a file chooser, which a page need not add to its document.
+  let fileField = null;
+  const referFileField = (element, start) => {
+    next = Math.max(next, start);
+    fileField = element;
+    return refer(element);
+  };
   const resolve = (number) => {
     const element = elements.get(number)?.deref();
-    return element?.isConnected ? element : null;
+    return element?.isConnected || (element && element === fileField) ? element : null;
   };
 
   const ROLES = {
@@ -194,9 +201,11 @@ globalThis.cantle ??= (() => {
     element.dispatchEvent(new Event("input", { bubbles: true }));
     element.dispatchEvent(new Event("change", { bubbles: true }));
   };
-  // Focuses a field. Returns `type` if its text is to be typed, `done` if it was set, or why neither is possible.
+  // Focuses a field. Returns `type` if its text is to be typed, `file` if it is for files, `done` if it was set, or why
+  // nothing of that is possible.
   const prepareInput = (element, text, clear) => {
     if (element.disabled || element.readOnly) return "The field is disabled or read-only.";
+    if (element instanceof HTMLInputElement && element.type === "file") return "file";
     if (element instanceof HTMLSelectElement) {
       const wanted = text.trim().toLowerCase();
       const option = [...element.options].find((it) => [it.label, it.value].some((own) => own.trim().toLowerCase() === wanted));
@@ -243,5 +252,5 @@ globalThis.cantle ??= (() => {
     return clean(parent ? contentOf.call(parent) : text);
   };
 
-  return { find, prepareClick, prepareInput, resolve, scroll, snapshot };
+  return { find, prepareClick, prepareInput, referFileField, resolve, scroll, snapshot };
 })();

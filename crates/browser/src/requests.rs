@@ -56,7 +56,7 @@ pub(crate) struct InputText {
     /// The field's reference in the snapshot, such as `e12`.
     #[serde(rename = "ref")]
     pub(crate) reference: String,
-    /// The text. For a list of options, the label of one; for a date, its ISO form.
+    /// The text. For a list of options, the label of one; for a date, its ISO form; for a file, its path (one a line).
     pub(crate) text: String,
     /// Whether to remove the field's text first.
     #[serde(default = "default_clear")]

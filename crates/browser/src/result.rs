@@ -61,6 +61,7 @@ impl Browser {
     /// Renders an outcome with the state of the current page.
     pub(crate) async fn render(&mut self, outcome: &mut Outcome) -> Result<String, Failure> {
         let page = self.current_page().await?;
+        self.note_file_chooser().await?;
         let mut parts = Vec::new();
         if let Some((name, text)) = outcome.content.take() {
             parts.push((name, text));

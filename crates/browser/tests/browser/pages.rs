@@ -160,6 +160,44 @@ async fn text_is_added_at_the_end_of_every_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_of_the_working_directory_are_uploaded() {
+    let Some(fixture) = Fixture::open(|tools| tools).await else {
+        return;
+    };
+    for name in ["one", "two"] {
+        let path = SandboxPath::new(format!("{name}.txt")).unwrap();
+        fixture
+            .sandbox
+            .write_bytes(&path, name.into())
+            .await
+            .unwrap();
+    }
+    let page = fixture.navigate("/upload").await;
+    let field = reference(&page, "Photo");
+    let absolute = fixture.sandbox.info().working_directory.join("two.txt");
+    let files = format!("one.txt\n{}", absolute.unwrap());
+    let given = fixture
+        .call("_input_text", json!({"ref": field, "text": files}))
+        .await;
+    fixture.until("Got one and two", given).await;
+    for outside in ["three.txt", "/etc/passwd", "../one.txt"] {
+        let input = json!({"ref": field, "text": outside});
+        let refused = fixture.refused("_input_text", input).await;
+        assert!(refused.contains("There is no file"), "{refused}");
+    }
+    // Its field is not part of the page.
+    let button = json!({"ref": reference(&page, "Attach")});
+    let asked = fixture.call("_click", button).await;
+    let (_, after) = asked.split_once("type its path into ").expect(&asked);
+    let field = after.split('.').next().unwrap();
+    let given = fixture
+        .call("_input_text", json!({"ref": field, "text": "two.txt"}))
+        .await;
+    fixture.until("Got two", given).await;
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dialogs_are_answered_and_reported() {
     let Some(fixture) = Fixture::open(|tools| tools).await else {
         return;

@@ -16,6 +16,16 @@ PAGES = {
         <input type="password" name="secret" value="hunter2" aria-label="Secret"><button>Send</button></form>""",
     "/fields": """<title>Fields</title><input type="email" value="ada@example" aria-label="Mail">
         <input type="number" value="12" aria-label="Number">""",
+    "/upload": """<title>Upload</title><input type="file" aria-label="Photo" multiple onchange="show(this)">
+        <button>Attach</button><p></p><script>
+        const show = async (field) => {
+            const texts = await Promise.all([...field.files].map((file) => file.text()));
+            document.querySelector('p').textContent = 'Got ' + texts.join(' and ');
+        };
+        document.querySelector('button').onclick = () => {
+            const field = document.createElement('input');
+            field.type = 'file'; field.onchange = () => show(field); field.click();
+        };</script>""",
     "/dialogs": """<title>Dialogs</title><button onclick="alert('Mind the step')">Alert</button>
         <button onclick="this.textContent = confirm('Delete all?') ? 'yes' : 'no'">Confirm</button>""",
     "/alerts": "<title>Alerts</title><script>setTimeout(() => { while (true) alert('again') }, 50)</script>",
