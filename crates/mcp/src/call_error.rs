@@ -31,11 +31,21 @@ pub(crate) fn call_error(error: &ServiceError) -> CallError {
             match http::http_error(error) {
                 _ if error.is::<SandboxError>() => CallError::NotSent,
                 Some(HttpError::Client(error)) if error.is_connect() => CallError::NotSent,
-                Some(HttpError::TransportChannelClosed) => CallError::NotSent,
+                Some(
+                    HttpError::TransportChannelClosed
+                    | HttpError::SessionExpired
+                    | HttpError::ReinitializationFailed(_),
+                ) => CallError::NotSent,
                 Some(HttpError::AuthRequired(_) | HttpError::InsufficientScope(_)) => {
                     CallError::Refused(http::describe(error))
                 }
                 Some(HttpError::HttpStatus(status)) if status.status == 429 => {
+                    CallError::Refused(http::describe(error))
+                }
+                // A status that says that the request was refused. After 408, it may have run.
+                Some(HttpError::UnexpectedServerResponse(text))
+                    if text.starts_with("HTTP 4") && !text.starts_with("HTTP 408") =>
+                {
                     CallError::Refused(http::describe(error))
                 }
                 _ => CallError::Unknown(format!("lost the connection: {}.", http::describe(error))),

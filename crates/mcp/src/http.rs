@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::escape::shorten;
 use reqwest::header::{HeaderName, HeaderValue};
 use reqwest::{Client, redirect};
 use rmcp::transport::StreamableHttpClientTransport;
@@ -15,13 +16,14 @@ use tokio::task::spawn_blocking;
 use url::{Host, Url};
 
 use crate::config::HttpServer;
-use crate::limits::MAX_MESSAGE_BYTES;
+use crate::http_client::HttpClient;
+use crate::limits::{MAX_ERROR_CHARS, MAX_MESSAGE_BYTES};
 
 /// Creates the transport; it connects with the first message.
 pub(crate) async fn transport(
     server: &HttpServer,
     connect_timeout: Duration,
-) -> Result<StreamableHttpClientTransport<Client>, String> {
+) -> Result<StreamableHttpClientTransport<HttpClient>, String> {
     let url = Url::parse(server.url.expose()).map_err(|error| format!("has no URL: {error}"))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err("has a URL that is neither http nor https".to_owned());
@@ -56,7 +58,10 @@ pub(crate) async fn transport(
         .custom_headers(headers)
         .max_sse_event_size(MAX_MESSAGE_BYTES)
         .max_json_response_size(MAX_MESSAGE_BYTES);
-    Ok(StreamableHttpClientTransport::with_client(client, config))
+    Ok(StreamableHttpClientTransport::with_client(
+        HttpClient(client),
+        config,
+    ))
 }
 
 fn is_loopback(url: &Url) -> bool {
@@ -87,7 +92,10 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
             let wait = wait.map(|wait| format!(", retry after {wait}"));
             return format!("status {}{}", status.status, wait.unwrap_or_default());
         }
-        _ => return error.to_string(),
+        Some(StreamableHttpError::UnexpectedServerResponse(text)) => {
+            return shorten(text, MAX_ERROR_CHARS);
+        }
+        _ => return shorten(&error.to_string(), MAX_ERROR_CHARS),
     };
     if let Some(tls) = cantle_tls::find_error(client_error) {
         return format!("the TLS handshake failed: {tls}");

@@ -17,6 +17,7 @@ mod connection;
 mod deferred;
 mod handler;
 mod http;
+mod http_client;
 mod http_server;
 mod limits;
 mod listing;

@@ -1,0 +1,126 @@
+//! The HTTP client of the transport. It understands refusals that break the protocol.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::model::{ClientJsonRpcMessage, ErrorCode, JsonRpcMessage};
+use rmcp::transport::common::client_side_sse::BoxedSseResponse;
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+    StreamableHttpResponseLimits,
+};
+
+type Headers = HashMap<HeaderName, HeaderValue>;
+type HttpResult<T> = Result<T, StreamableHttpError<reqwest::Error>>;
+
+/// An HTTP client that gives each refusal to the request that was refused, and knows a lost session by its text.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpClient(pub(crate) reqwest::Client);
+
+impl StreamableHttpClient for HttpClient {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        auth: Option<String>,
+        headers: Headers,
+    ) -> HttpResult<StreamableHttpPostResponse> {
+        let limits = StreamableHttpResponseLimits::default();
+        self.post_message_with_response_limits(uri, message, session, auth, headers, limits)
+            .await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        auth: Option<String>,
+        headers: Headers,
+        limits: StreamableHttpResponseLimits,
+    ) -> HttpResult<StreamableHttpPostResponse> {
+        let has_session = session.is_some();
+        let request = match &message {
+            JsonRpcMessage::Request(request) => Some(request.id.clone()),
+            _ => None,
+        };
+        let client = &self.0;
+        let mut answer = client
+            .post_message_with_response_limits(uri, message, session, auth, headers, limits)
+            .await;
+        let Some(request) = request else {
+            return answer;
+        };
+        let refusal = match &mut answer {
+            // SDKs refuse with the id null or `server-error` before they read the request. No call would get that error.
+            Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), _))
+                if error.id.as_ref() != Some(&request) =>
+            {
+                error.id = Some(request);
+                match error.error.code {
+                    // The server may have begun with the request.
+                    ErrorCode::INTERNAL_ERROR => "",
+                    _ => &*error.error.message,
+                }
+            }
+            Err(StreamableHttpError::UnexpectedServerResponse(text))
+                if text.starts_with("HTTP 4") =>
+            {
+                &**text
+            }
+            _ => "",
+        };
+        // Status 404 is for that, but many servers answer with 400 after a restart.
+        match has_session && is_about_session(refusal) {
+            true => Err(StreamableHttpError::SessionExpired),
+            false => answer,
+        }
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        auth: Option<String>,
+        headers: Headers,
+    ) -> HttpResult<()> {
+        self.0.delete_session(uri, session, auth, headers).await
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        auth: Option<String>,
+        headers: Headers,
+    ) -> HttpResult<BoxedSseResponse> {
+        self.0
+            .get_stream(uri, session, last_event, auth, headers)
+            .await
+    }
+
+    async fn get_stream_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        auth: Option<String>,
+        headers: Headers,
+        max_size: usize,
+    ) -> HttpResult<BoxedSseResponse> {
+        self.0
+            .get_stream_with_max_sse_event_size(uri, session, last_event, auth, headers, max_size)
+            .await
+    }
+}
+
+/// Returns whether a refusal says that the session is not known.
+fn is_about_session(refusal: &str) -> bool {
+    let refusal = refusal.to_lowercase();
+    refusal.contains("session") || refusal.contains("not initialized")
+}
