@@ -19,6 +19,9 @@ use crate::config::HttpServer;
 use crate::http_client::HttpClient;
 use crate::limits::{MAX_ERROR_CHARS, MAX_MESSAGE_BYTES};
 
+/// Maximum number of redirects of a request.
+const MAX_REDIRECTS: usize = 5;
+
 /// Creates the transport; it connects with the first message.
 pub(crate) async fn transport(
     server: &HttpServer,
@@ -45,8 +48,7 @@ pub(crate) async fn transport(
     };
     let mut client = Client::builder()
         .tls_backend_preconfigured(tls.map_err(|error| failed(&error))?)
-        // Its headers are for this server.
-        .redirect(redirect::Policy::none())
+        .redirect(redirect::Policy::custom(follow_on_origin))
         .connect_timeout(connect_timeout)
         .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")));
     if is_loopback(&url) {
@@ -62,6 +64,20 @@ pub(crate) async fn transport(
         HttpClient(client),
         config,
     ))
+}
+
+/// Follows a redirect to another path of the server, such as the one with a slash at its end. The headers are not for other
+/// servers, and other statuses make a request without a message of it.
+fn follow_on_origin(attempt: redirect::Attempt<'_>) -> redirect::Action {
+    let previous = attempt.previous();
+    let origin = previous.first().map(Url::origin);
+    let is_followed = matches!(attempt.status().as_u16(), 307 | 308)
+        && origin == Some(attempt.url().origin())
+        && previous.len() <= MAX_REDIRECTS;
+    match is_followed {
+        true => attempt.follow(),
+        false => attempt.stop(),
+    }
 }
 
 fn is_loopback(url: &Url) -> bool {

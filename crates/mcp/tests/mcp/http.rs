@@ -38,6 +38,13 @@ async fn respond(is_down: bool, request: Request, next: Next) -> Response {
     if is_down {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
+    if let Some(target) = request.uri().path().strip_prefix("/moved/") {
+        let target = match target {
+            "" => "/mcp",
+            _ => "http://localhost:1/mcp",
+        };
+        return (StatusCode::TEMPORARY_REDIRECT, [("location", target)]).into_response();
+    }
     match request.headers().get("authorization") {
         Some(value) if value == "Bearer s3cret" => next.run(request).await,
         _ => (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")]).into_response(),
@@ -118,6 +125,24 @@ async fn calls_go_over_http_with_the_header() {
             "{output:?}"
         );
         set.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_followed_on_the_same_server_only() {
+    for is_old in [false, true] {
+        let mut http = HttpServer::start(is_old).await;
+        http.url = http.url.replace("/mcp", "/moved/");
+        let set = open(http.server("s3cret")).await;
+        let output = call(&*set, "web__echo", json!({"text": "here"})).await;
+        assert!(output.content.text().ends_with("here"), "{output:?}");
+        set.close().await.unwrap();
+        http.url = http.url.replace("/moved/", "/moved/away");
+        let error = refused(http.server("s3cret")).await;
+        assert!(
+            error.contains("can't be reached: HTTP 307 Temporary Redirect"),
+            "{error}"
+        );
     }
 }
 
