@@ -36,6 +36,10 @@ pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
             let mib = MAX_LISTED_BYTES >> 20;
             return Err(format!("lists tools of more than {mib} MiB"));
         }
+        // Some servers have one page, and answer every cursor with it, their own or an empty one.
+        if !page.tools.is_empty() && tools.starts_with(&page.tools) {
+            return Ok(tools);
+        }
         tools.extend(page.tools);
         if tools.len() > MAX_LISTED_TOOLS {
             return Err(format!("lists more than {MAX_LISTED_TOOLS} tools"));

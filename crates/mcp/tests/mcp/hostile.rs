@@ -169,11 +169,26 @@ async fn endless_pages_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_is_listed_again_ends_the_list() {
+    for cursor in ["", "a"] {
+        let page =
+            r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}],"nextCursor":"CURSOR"}"#;
+        let page = page.replace("CURSOR", cursor);
+        let server = format!("greet; while :; do next tools/list; reply '{page}'; done");
+        let set = open(script(&server)).await;
+        let tools = set.tools();
+        let names: Vec<_> = tools.iter().map(|tool| tool.name()).collect();
+        assert_eq!(names, ["s__work"]);
+        set.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pages_of_huge_tools_are_refused() {
     let server = script(
         r#"greet; text=$(head -c 12000000 /dev/zero | tr '\0' x)
-        tool='{"name":"big","description":"'$text'","inputSchema":{"type":"object"}}'
-        while :; do next tools/list; reply '{"tools":['"$tool"'],"nextCursor":"a"}'; done"#,
+        tool='","description":"'$text'","inputSchema":{"type":"object"}}'
+        while :; do next tools/list; reply '{"tools":[{"name":"big'$id"$tool"'],"nextCursor":"a"}'; done"#,
     );
     let error = refused(server).await;
     assert!(error.contains("lists tools of more than 32 MiB"), "{error}");
