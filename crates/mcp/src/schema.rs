@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::limits::MAX_SCHEMA_BRANCHES;
 
-/// Keywords that Anthropic or OpenAI refuses at the root of a schema.
-const REFUSED_AT_ROOT: [&str; 5] = ["allOf", "anyOf", "enum", "not", "oneOf"];
+/// Keywords that Anthropic or OpenAI refuses at the root of a schema, and the reference, which hides properties there.
+const REFUSED_AT_ROOT: [&str; 6] = ["$ref", "allOf", "anyOf", "enum", "not", "oneOf"];
 /// The definition with those keywords, if a reference leads into them.
 const REMOVED: &str = "cantle_removed";
 
@@ -174,6 +174,19 @@ mod tests {
             },
             "required": ["id", "user"],
             "$defs": {"add": add},
+        });
+        assert_eq!(flat(&schema), Some(expected));
+    }
+
+    #[test]
+    fn a_reference_at_the_root_is_resolved() {
+        let place =
+            json!({"type": "object", "properties": {"in": {"$ref": "#/definitions/place"}}});
+        let place = json!({"place": place});
+        let schema = json!({"$ref": "#/definitions/place", "definitions": place});
+        let expected = json!({
+            "properties": {"in": {"$ref": "#/definitions/place"}},
+            "definitions": place,
         });
         assert_eq!(flat(&schema), Some(expected));
     }
