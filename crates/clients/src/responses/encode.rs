@@ -14,8 +14,8 @@ use cantle_core::message::{
     AssistantBlock, AssistantMessage, EncodingKey, Message, SharedMessage, ToolMessage,
 };
 use serde::Serialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::wire::{REASONING_TEXT, SUMMARY_TEXT};
 use crate::http::{
@@ -105,16 +105,25 @@ fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
         r#type: &'static str,
         name: &'a str,
         description: &'a str,
-        parameters: &'a Value,
+        parameters: Cow<'a, Value>,
         // The API's default is true: https://platform.openai.com/docs/guides/function-calling#strict-mode
         strict: bool,
     }
-    encode_list(specs.iter().map(|spec| FunctionTool {
-        r#type: "function",
-        name: spec.name(),
-        description: spec.description(),
-        parameters: spec.parameters(),
-        strict: strict && supports_strict_mode(spec.parameters()),
+    encode_list(specs.iter().map(|spec| {
+        let mut parameters = Cow::Borrowed(spec.parameters());
+        // The API demands properties of an object, even if there are none.
+        if parameters.get("properties").is_none()
+            && let Some(schema) = parameters.to_mut().as_object_mut()
+        {
+            schema.insert("properties".to_owned(), json!({}));
+        }
+        FunctionTool {
+            r#type: "function",
+            name: spec.name(),
+            description: spec.description(),
+            strict: strict && supports_strict_mode(&parameters),
+            parameters,
+        }
     }))
 }
 

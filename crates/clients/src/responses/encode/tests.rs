@@ -3,6 +3,7 @@ use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage,
 };
+use cantle_core::tool::ToolSpec;
 use serde_json::{Value, json};
 
 use super::{ConversationMode, body};
@@ -63,6 +64,17 @@ fn sent(messages: Vec<SharedMessage>, mode: ConversationMode) -> String {
 
 fn json_of(messages: Vec<SharedMessage>, mode: ConversationMode) -> Value {
     serde_json::from_str(&sent(messages, mode)).unwrap()
+}
+
+#[test]
+fn tools_without_parameters_have_empty_properties() {
+    let spec = ToolSpec::new("now", "Tells the time.", json!({"type": "object"}));
+    let messages = vec![Message::user("When?").into()];
+    let request = ChatRequest::new(messages, ToolSpecs::new(vec![spec]));
+    let sent = body(HEAD, &request, ConversationMode::Stateless, true, false).unwrap();
+    let sent: Value = serde_json::from_slice(&sent).unwrap();
+    let expected = json!({"type": "object", "properties": {}});
+    assert_eq!(sent["tools"][0]["parameters"], expected);
 }
 
 #[test]
