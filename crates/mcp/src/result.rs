@@ -43,12 +43,6 @@ pub(crate) async fn convert(
 ) -> Result<ToolOutput, ToolError> {
     let is_error = result.is_error == Some(true);
     let mut content = result.content;
-    // Servers repeat structured content as text for clients that don't know it.
-    if content.is_empty()
-        && let Some(value) = result.structured_content
-    {
-        content.push(ContentBlock::text(value.to_string()));
-    }
     let left_out = content.len().saturating_sub(MAX_PARTS);
     content.truncate(MAX_PARTS);
     let mut writer = Writer {
@@ -63,6 +57,13 @@ pub(crate) async fn convert(
     }
     if left_out > 0 {
         writer.line(&format!("({left_out} more parts were left out)"));
+    }
+    // Servers repeat structured content as text for clients that don't know it.
+    if writer.text.trim().is_empty()
+        && writer.media.is_empty()
+        && let Some(value) = result.structured_content
+    {
+        writer.text = value.to_string();
     }
     let text = match writer.text.is_empty() && writer.media.is_empty() {
         true => "(an empty result)",

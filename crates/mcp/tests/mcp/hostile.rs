@@ -96,6 +96,19 @@ async fn noise_invalid_text_and_forged_answers_are_skipped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn structured_content_is_shown_if_the_text_is_empty() {
+    for content in ["", r#"{"type":"text","text":" "}"#] {
+        let result = format!(r#"{{"content":[{content}],"structuredContent":{{"n":1}}}}"#);
+        let answer = format!("greet; offer; next tools/call; reply '{result}'; cat");
+        let set = open(script(&answer)).await;
+        let output = call(&*set, "s__work", json!({})).await;
+        let text = output.content.text();
+        assert!(text.ends_with(":\n{\"n\":1}"), "{text}");
+        set.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_malformed_answer_fails_its_call_at_once() {
     let set = open(script(
         r#"greet; offer; next tools/call; reply '{"content":7}'; cat"#,
