@@ -136,8 +136,9 @@ pub(crate) async fn read_body(
     let encoding = response.headers().get(CONTENT_ENCODING);
     let encoding = encoding.map(|it| it.to_str().unwrap_or("unreadable").to_ascii_lowercase());
     let is_gzip = match encoding.as_deref() {
-        None | Some("" | "identity") => false,
         Some("gzip" | "x-gzip") => true,
+        // As in browsers, a name that is no encoding, such as that of a charset, means nothing.
+        None | Some("" | "identity" | "none" | "utf-8" | "utf8" | "binary") => false,
         Some(encoding) => {
             let message =
                 format!("`{host}` used the encoding `{encoding}`, which was not asked for");

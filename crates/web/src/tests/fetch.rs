@@ -261,6 +261,7 @@ async fn bodies_are_bounded_however_they_are_encoded() {
             "/bomb" => response("200 OK", &[text, "content-encoding: gzip"], &bomb),
             "/small" => response("200 OK", &[text, "content-encoding: gzip"], &small),
             "/upper" => response("200 OK", &[text, "content-encoding: GZIP"], &small),
+            "/charset" => response("200 OK", &[text, "content-encoding: UTF-8"], "plain"),
             "/empty" => response("200 OK", &[text, "content-encoding: gzip"], ""),
             "/broken" => response("200 OK", &[text, "content-encoding: gzip"], "nothing"),
             "/brotli" => response("200 OK", &[text, "content-encoding: br"], "nothing"),
@@ -271,7 +272,9 @@ async fn bodies_are_bounded_however_they_are_encoded() {
     .await;
     assert!(fetch(server, "/small").await.1.contains("compressed"));
     assert!(fetch(server, "/upper").await.1.contains("compressed"));
-    assert!(fetch(server, "/empty").await.0);
+    assert!(fetch(server, "/charset").await.1.contains("plain"));
+    let (is_success, empty) = fetch(server, "/empty").await;
+    assert!(is_success && empty.contains("It has no text"), "{empty}");
     for (path, reason) in [
         ("/endless", "larger than 5 MiB"),
         ("/headers", "failed"),
