@@ -477,7 +477,11 @@ impl Server {
             Ok(Err(ClientInitializeError::TransportError { error, .. }))
                 if !error.error.is::<SandboxError>() =>
             {
-                format!("can't be reached: {}", http::describe(&*error.error))
+                let problem = format!("can't be reached: {}", http::describe(&*error.error));
+                if http::is_server_failure(&*error.error) {
+                    return Err(ConnectError::Refused(problem));
+                }
+                problem
             }
             Ok(Err(
                 ClientInitializeError::TransportError { .. }
@@ -522,7 +526,7 @@ impl Server {
 enum ConnectError {
     #[error("can't be started: {0}. {advice}", advice = .0.advice().unwrap_or_default())]
     Sandbox(#[from] SandboxError),
-    /// The server answered, but not as it should.
+    /// The server answered, but not as it should. It may know another handshake.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]

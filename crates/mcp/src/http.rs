@@ -96,6 +96,14 @@ pub(crate) fn http_error<'e>(
     cantle_tls::causes(error).find_map(|error| error.downcast_ref())
 }
 
+/// Returns whether the server failed, as some do at a request that they don't know.
+pub(crate) fn is_server_failure(error: &(dyn StdError + 'static)) -> bool {
+    match http_error(error) {
+        Some(StreamableHttpError::HttpStatus(status)) => matches!(status.status, 500 | 501),
+        _ => false,
+    }
+}
+
 /// Describes an error without the URL, whose query may hold a secret.
 pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
     let client_error = match http_error(error) {

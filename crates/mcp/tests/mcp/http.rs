@@ -45,6 +45,10 @@ async fn respond(is_down: bool, request: Request, next: Next) -> Response {
         };
         return (StatusCode::TEMPORARY_REDIRECT, [("location", target)]).into_response();
     }
+    let method = request.headers().get("mcp-method");
+    if request.uri().path() == "/broken" && method.is_some_and(|it| it == "server/discover") {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
     match request.headers().get("authorization") {
         Some(value) if value == "Bearer s3cret" => next.run(request).await,
         _ => (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")]).into_response(),
@@ -126,6 +130,15 @@ async fn calls_go_over_http_with_the_header() {
         );
         set.close().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_without_its_handshake_gets_it() {
+    let mut http = HttpServer::start(true).await;
+    http.url = http.url.replace("/mcp", "/broken");
+    let set = open(http.server("s3cret")).await;
+    assert_eq!(set.tools().len(), 9);
+    set.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
