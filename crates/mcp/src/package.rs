@@ -75,7 +75,8 @@ pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>
     let Some((program, rest)) = argv.split_first() else {
         return Ok(None);
     };
-    let (ecosystem, from, agreeing): (_, &[&str], &[&str]) = match *program {
+    let name = program.rsplit('/').next().unwrap_or_default();
+    let (ecosystem, from, agreeing): (_, &[&str], &[&str]) = match name {
         "npx" => (Ecosystem::Npm, &["-p", "--package"], &["-y", "--yes"]),
         "uvx" => (Ecosystem::Python, &["--from"], &[]),
         _ => return Ok(None),
@@ -88,8 +89,11 @@ pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>
         match rest.next() {
             Some(word) if agreeing.contains(word) => {}
             Some(word) if from.contains(word) && named.is_none() => {
-                named = rest.next();
+                named = rest.next().copied();
                 words += 1;
+            }
+            Some(word) if joined(word, from).is_some() && named.is_none() => {
+                named = joined(word, from);
             }
             Some(word) if word.starts_with('-') => {
                 let problem = format!("the option `{word}` of {program} is not known here");
@@ -100,10 +104,16 @@ pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>
         }
     };
     let (specifier, program) = match named {
-        Some(package) => (*package, Some(first.to_owned())),
+        Some(package) => (package, Some(first.to_owned())),
         None => (first, None),
     };
     Ok(Some((package(ecosystem, specifier, program), words)))
+}
+
+/// Returns the value of `--option=value`, if it is one of these options.
+fn joined<'w>(word: &'w str, options: &[&str]) -> Option<&'w str> {
+    let (option, value) = word.split_once('=')?;
+    options.contains(&option).then_some(value)
 }
 
 fn package(ecosystem: Ecosystem, specifier: &str, program: Option<String>) -> ServerPackage {
@@ -144,6 +154,11 @@ mod tests {
             ("uvx server@1.2", "server==1.2  2"),
             ("uvx server@latest", "server  2"),
             ("uvx --from tools[x]>=1 serve", "tools[x]>=1 serve 4"),
+            (
+                "npx -y --package=@scope/tools serve x",
+                "@scope/tools serve 4",
+            ),
+            ("/usr/bin/uvx --from=tools>=1 serve", "tools>=1 serve 3"),
         ] {
             assert_eq!(named(line), Some(Ok(expected.to_owned())), "{line}");
         }
@@ -153,6 +168,7 @@ mod tests {
             "npx -c x",
             "uvx --with a b",
             "uvx --from a",
+            "npx --call=x y",
         ] {
             assert!(named(line).is_some_and(|named| named.is_err()), "{line}");
         }
