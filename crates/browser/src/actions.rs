@@ -173,14 +173,23 @@ impl Browser {
     }
 
     pub(crate) async fn click(&mut self, click: Click) -> Result<Outcome, Failure> {
+        let element = self.referenced(&click.reference).await?;
+        let problem: String = self.with_element(&element, "prepareClick", &[]).await?;
+        match problem.as_str() {
+            "" => self.click_mouse(&element).await?,
+            "done" => {}
+            _ => return Err(Failure::Refused(problem)),
+        }
+        self.settle().await?;
+        let text = format!("Clicked {}.", clip(&click.reference, 20));
+        Ok(Outcome::new(text).with_page(PagePart::Changes))
+    }
+
+    /// Moves the mouse to an element and clicks it.
+    async fn click_mouse(&mut self, element: &str) -> Result<(), Failure> {
         #[derive(Deserialize)]
         struct Quads {
             quads: Vec<[f64; 8]>,
-        }
-        let element = self.referenced(&click.reference).await?;
-        let problem: String = self.with_element(&element, "prepareClick", &[]).await?;
-        if !problem.is_empty() {
-            return Err(Failure::Refused(problem));
         }
         // In the coordinates of the tab, also for an element in a frame.
         let params = json!({"objectId": element});
@@ -198,9 +207,7 @@ impl Browser {
             });
             self.tab_order("Input.dispatchMouseEvent", params).await?;
         }
-        self.settle().await?;
-        let text = format!("Clicked {}.", clip(&click.reference, 20));
-        Ok(Outcome::new(text).with_page(PagePart::Changes))
+        Ok(())
     }
 
     pub(crate) async fn input_text(&mut self, input: InputText) -> Result<Outcome, Failure> {

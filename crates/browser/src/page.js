@@ -181,7 +181,7 @@ globalThis.cantle ??= (() => {
     return { lines, next, isCut };
   };
 
-  // Brings an element into view and returns the point to click, or why it can't be clicked.
+  // Brings an element into view to be clicked. Returns `done` if it was clicked, or why it can't be.
   const prepareClick = (element) => {
     element.scrollIntoView({ block: "center", inline: "center", behavior: "instant" });
     const boxes = [...element.getClientRects()].filter((box) => box.width > 0 && box.height > 0);
@@ -191,7 +191,13 @@ globalThis.cantle ??= (() => {
     const hit = element.getRootNode().elementFromPoint(x, y);
     if (!hit) return "The element is outside of the visible part of the page.";
     const label = hit.closest?.("label");
-    if (element.contains(hit) || hit.contains(element) || label?.control === element) return "";
+    if (element.contains(hit) || label?.control === element) return "";
+    if (hit.contains(element)) {
+      // A box that is hidden behind a drawn one can't be hit.
+      if (!(element instanceof HTMLInputElement && ["checkbox", "radio"].includes(element.type))) return "";
+      element.click();
+      return "done";
+    }
     const cover = roleOf(hit) || hit.tagName.toLowerCase();
     return `The element is covered by another: ${cover} ${JSON.stringify(clean(nameOf(hit, roleOf(hit)), 80))}.`;
   };

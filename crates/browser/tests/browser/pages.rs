@@ -145,6 +145,18 @@ async fn forms_are_filled_in_and_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn boxes_that_their_style_hides_are_checked() {
+    let Some(fixture) = Fixture::open(|tools| tools).await else {
+        return;
+    };
+    let page = fixture.navigate("/styled").await;
+    let field = json!({"ref": reference(&page, "Terms")});
+    let checked = fixture.call("_click", field).await;
+    assert!(checked.contains("[checked]"), "{checked}");
+    fixture.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn text_is_added_at_the_end_of_every_field() {
     let Some(fixture) = Fixture::open(|tools| tools).await else {
         return;

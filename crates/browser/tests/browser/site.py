@@ -16,6 +16,9 @@ PAGES = {
         <input type="password" name="secret" value="hunter2" aria-label="Secret"><button>Send</button></form>""",
     "/fields": """<title>Fields</title><input type="email" value="ada@example" aria-label="Mail">
         <input type="number" value="12" aria-label="Number">""",
+    "/styled": """<title>Styled</title><div style="position:relative">
+        <input type="checkbox" id="box" style="position:absolute; width:1px; height:1px; clip:rect(0,0,0,0)">
+        <label for="box" style="margin-left:30px">Terms</label></div>""",
     "/upload": """<title>Upload</title><input type="file" aria-label="Photo" multiple onchange="show(this)">
         <button>Attach</button><p></p><script>
         const show = async (field) => {
