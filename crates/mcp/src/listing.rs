@@ -19,7 +19,7 @@ use crate::schema::flattened;
 
 /// Lists the tools, page by page.
 pub(crate) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, String> {
-    let (mut tools, mut bytes) = (Vec::new(), 0);
+    let (mut tools, mut bytes) = (Vec::<Tool>::new(), 0);
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let mut params = PaginatedRequestParams::default();
