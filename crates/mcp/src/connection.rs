@@ -31,6 +31,8 @@ use crate::result;
 use crate::stdio::{Child, hidden};
 use crate::surroundings::Surroundings;
 
+/// Time for a server to answer without a handshake.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to end a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -334,19 +336,22 @@ impl Server {
     /// Connects to a URL: first without a handshake.
     async fn reach(&self, server: &HttpServer) -> Result<Live, ConnectError> {
         let transport = http::transport(server, self.config.connect_timeout).await?;
-        match self.shake_hands(transport, without_handshake(), None).await {
-            Ok(mut live) => {
+        let discovery = self.shake_hands(transport, without_handshake(), None);
+        let limit = DISCOVERY_TIMEOUT.min(self.config.connect_timeout / 2);
+        match timeout(limit, discovery).await {
+            Ok(Ok(mut live)) => {
                 if live.announces_changes() {
                     live.subscribe(self.config.connect_timeout).await;
                 }
                 Ok(live)
             }
-            Err(ConnectError::Refused(_)) => {
+            // Some servers keep silent instead.
+            Ok(Err(ConnectError::Refused(_))) | Err(_) => {
                 let transport = http::transport(server, self.config.connect_timeout).await?;
                 let mode = ClientLifecycleMode::Initialize;
                 self.shake_hands(transport, mode, None).await
             }
-            connected => connected,
+            Ok(connected) => connected,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -46,8 +47,12 @@ async fn respond(is_down: bool, request: Request, next: Next) -> Response {
         return (StatusCode::TEMPORARY_REDIRECT, [("location", target)]).into_response();
     }
     let method = request.headers().get("mcp-method");
-    if request.uri().path() == "/broken" && method.is_some_and(|it| it == "server/discover") {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    if method.is_some_and(|it| it == "server/discover") {
+        match request.uri().path() {
+            "/broken" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+            "/silent" => return std::future::pending().await,
+            _ => {}
+        }
     }
     match request.headers().get("authorization") {
         Some(value) if value == "Bearer s3cret" => next.run(request).await,
@@ -134,11 +139,14 @@ async fn calls_go_over_http_with_the_header() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_fails_without_its_handshake_gets_it() {
-    let mut http = HttpServer::start(true).await;
-    http.url = http.url.replace("/mcp", "/broken");
-    let set = open(http.server("s3cret")).await;
-    assert_eq!(set.tools().len(), 9);
-    set.close().await.unwrap();
+    for path in ["/broken", "/silent"] {
+        let mut http = HttpServer::start(true).await;
+        http.url = http.url.replace("/mcp", path);
+        let server = http.server("s3cret");
+        let set = open(server.with_connect_timeout(Duration::from_secs(6))).await;
+        assert_eq!(set.tools().len(), 9);
+        set.close().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,7 +286,7 @@ async fn slow_servers_connect_at_the_same_time() {
     let servers = (0..SERVERS).map(|number| McpServer::http(format!("s{number}"), &url));
     let tools = super::provider(servers);
     let opening = tools.open(OpenContext::new(RunId::new()));
-    let set = tokio::time::timeout(std::time::Duration::from_secs(60), opening).await;
+    let set = tokio::time::timeout(Duration::from_secs(60), opening).await;
     let set = set.expect("no server waits for another").unwrap();
     set.close().await.unwrap();
     task.abort();
