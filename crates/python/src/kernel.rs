@@ -1,7 +1,7 @@
 //! A kernel: an interpreter that keeps its variables over calls, and its protocol.
 //!
-//! The program is `kernel.py`: a parent that owns the protocol and a forked child that executes code. Code can
-//! reach both, so every frame is untrusted: bounded, and never more than data.
+//! The program is a parent that owns the protocol (`kernel_parent.py`) and a forked child that executes code
+//! (`kernel.py`). Code can reach both, so every frame is untrusted: bounded, and never more than data.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::execution::{Execution, ExecutionOutcome};
 
-const PROGRAM: &str = include_str!("kernel.py");
+const PROGRAM: &str = concat!(include_str!("kernel.py"), include_str!("kernel_parent.py"));
 /// Maximum length of one frame; the program sends results of at most 8 MiB.
 const MAX_FRAME_BYTES: usize = 12 * 1024 * 1024;
 /// Maximum number of results of one call, and of their bytes.
