@@ -3,7 +3,8 @@
 # Written for Python 3.9 and later.
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # No module of the working directory in our imports.
-import ast, base64, builtins, importlib.machinery, io, json, linecache, os, select, signal, threading, traceback, types
+import ast, base64, builtins, importlib.machinery, io, json, linecache, math, os, re, select, signal, threading, time
+import traceback, types, warnings
 
 MAX_FRAME = 8 << 20
 SPILL_AFTER, MAX_SPILL = 20000, 256 << 20
@@ -32,7 +33,7 @@ def frame(**fields):
 
 def await_reader(fd):
     # What is written next must not reach the parent together with what this pipe has, because it reads one after the other.
-    import fcntl, termios, time
+    import fcntl, termios
     for _ in range(1000):
         if not any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))):
             break
@@ -88,6 +89,8 @@ class Child:
         self.loop = None
 
     def send(self, **fields):
+        if os.getpid() != self.pid:
+            return  # A process that the code forked has no part in the protocol.
         try:
             data = frame(id=self.id, **fields)
         except Exception:
@@ -109,7 +112,10 @@ class Child:
         while True:
             try:
                 line = self.requests.readline()
-            except KeyboardInterrupt:
+            except BaseException as raised:
+                # By a signal handler of the code, such as that of an alarm, unless the code closed the pipe.
+                if self.requests.closed or getattr(raised, "errno", None):
+                    raise
                 continue
             if not line:
                 os._exit(0)
@@ -122,7 +128,7 @@ class Child:
         code = without_indent(code[1:] if code.startswith("\ufeff") else code)
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
-        error = None
+        error, status = None, 0
         before = {key: os.environ.get(key) for key in env}
         try:
             try:
@@ -131,8 +137,13 @@ class Child:
                 self.send(type="started")
                 try:
                     shown = self.run(code, name)
-                except (Exception, SystemExit):
-                    self.show_figures()
+                except BaseException as raised:
+                    # The process is killed soon after an interrupt.
+                    seconds = 1 if isinstance(raised, KeyboardInterrupt) else math.inf
+                    try:
+                        self.show_figures(seconds=seconds)
+                    except Exception:
+                        pass  # The error of the code comes first.
                     raise
                 self.show_figures(shown)
             except SystemExit as exit:
@@ -143,11 +154,12 @@ class Child:
         except BaseException as caught:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             error = self.describe(caught)
+            status = caught.code if isinstance(caught, SystemExit) else 1
         for key, value in before.items():
             os.environ.pop(key, None) if value is None else os.environ.update({key: value})
         flush()
         if os.getpid() != self.pid:
-            os._exit(0)  # A process that the code forked: it has no part in the protocol.
+            end_forked(error, status)
         self.send(type="done", error=error)
 
     def run(self, code, name):
@@ -163,9 +175,10 @@ class Child:
         if last is None:
             return None
         value = self.evaluate(compile(last, name, "eval", flags | body.co_flags & 0x1fe0000))
-        if value is not None:
-            self.namespace["_"] = value
-            self.show(value, main=True)
+        if value is None or ends_with_semicolon(code, last.body):
+            return None
+        self.namespace["_"] = value
+        self.show(value, main=True)
         return value
 
     def evaluate(self, code):
@@ -195,12 +208,15 @@ class Child:
         if not main:
             await_reader(self.frames)
 
-    def show_figures(self, shown=None):
+    def show_figures(self, shown=None, seconds=math.inf):
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not FIGURES or sys.modules["matplotlib"].get_backend() != "module://cantle_figures":
             return
+        until = time.monotonic() + seconds
         try:
             for number in pyplot.get_fignums():
+                if time.monotonic() > until:
+                    break
                 figure = pyplot.figure(number)
                 if figure is not shown:
                     self.show(figure)
@@ -213,11 +229,11 @@ class Child:
             described = traceback.TracebackException(type(error), error, error.__traceback__)
             keep_user_lines(described, set())
             text = "".join(described.format())
-        except Exception:
+        except BaseException:
             text = type(error).__name__ + "\n"
         try:
             message = str(error)
-        except Exception:
+        except BaseException:
             message = ""
         return {"name": type(error).__name__, "value": message[:100000], "traceback": text[-200000:]}
 
@@ -232,9 +248,25 @@ def keep_user_lines(described, seen):
         keep_user_lines(inner, seen)
 
 
+def ends_with_semicolon(code, expression):
+    """Returns whether a semicolon follows the last expression: its value is not shown then, as in IPython."""
+    lines = code.encode().splitlines()[expression.end_lineno - 1 :]
+    return re.match(rb"[\s)\\]*;", b"\n".join(lines)[expression.end_col_offset :]) is not None
+
+
+def end_forked(error, status):
+    """Ends a process that the code forked as Python ends a script."""
+    if isinstance(status, int):
+        if error and error["name"] not in ("SystemExit", "KeyboardInterrupt"):
+            write_all(2, error["traceback"].encode("utf-8", "replace"))
+        os._exit(status & 0xff)
+    write_all(2, (error["value"] + "\n").encode("utf-8", "replace"))
+    os._exit(1)
+
+
 def flush():
     # The code may have replaced or closed them.
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             stream.flush()
         except Exception:
@@ -247,43 +279,57 @@ def refuse_input(prompt=""):
 
 def formats(value):
     data = {}
-    if type(value).__name__ == "Figure" and type(value).__module__.startswith("matplotlib."):
+    if is_figure(value):
         data["png"] = figure_png(value)
         try:
             from e2b_charts import chart_figure_to_dict
             data["chart"] = chart_figure_to_dict(value)
         except Exception:
             pass
-    bundle = {}
-    if not isinstance(value, type):
-        method = getattr(value, "_repr_mimebundle_", None)
-        if callable(method):
-            try:
-                bundle = method() or {}
-                bundle = bundle[0] if isinstance(bundle, tuple) else bundle
-            except Exception:
-                bundle = {}
+    if has_formats(value):
+        bundle = call(value, "_repr_mimebundle_", include=None, exclude=None) or call(value, "_repr_mimebundle_")
+        bundle = bundle[0] if isinstance(bundle, tuple) and bundle else bundle
         for mime, name in MIME.items():
             part = bundle.get(mime) if isinstance(bundle, dict) else None
-            method = getattr(value, "_repr_%s_" % name, None)
-            if part is None and callable(method):
-                try:
-                    part = method()
-                except Exception:
-                    continue
+            part = call(value, "_repr_%s_" % name) if part is None else part
             part = part[0] if isinstance(part, tuple) and part else part
             if part is not None:
                 data.setdefault(name, encoded(name, part))
     if type(value).__name__ == "DataFrame" and callable(getattr(value, "to_dict", None)):
         try:
             if getattr(value, "size", 0) <= MAX_CELLS:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # About columns of one name.
+                    columns = value.to_dict(orient="list")
                 # Columns may be named by pairs or dates, and keys of JSON are text.
-                data["data"] = {str(name): column for name, column in value.to_dict(orient="list").items()}
+                data["data"] = {str(name): column for name, column in columns.items()}
         except Exception:
             pass
     text = repr(value)
     data["text"] = text if len(text) <= 1000000 else text[:1000000] + "…"
     return data
+
+
+def is_figure(value):
+    # Also of a class that is derived from matplotlib's.
+    kinds = type(value).__mro__
+    return any(kind.__name__ == "Figure" and str(kind.__module__).startswith("matplotlib.") for kind in kinds)
+
+
+def has_formats(value):
+    # A class has the methods of its instances, and mocks and proxies have every method. IPython asks for the same name.
+    try:
+        return not isinstance(value, type) and not hasattr(value, "_ipython_canary_method_should_not_exist_")
+    except Exception:
+        return False
+
+
+def call(value, name, **options):
+    try:
+        method = getattr(value, name, None)
+        return method(**options) if callable(method) else None
+    except Exception:
+        return None
 
 
 def encoded(name, part):

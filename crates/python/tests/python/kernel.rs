@@ -11,14 +11,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{interpreter, other_pythons, session, without_carets};
 
-async fn execute(session: &PythonSession, code: &str) -> Execution {
+pub(crate) async fn execute(session: &PythonSession, code: &str) -> Execution {
     session
         .execute("main", code)
         .await
         .expect("the sandbox works")
 }
 
-fn texts(execution: &Execution) -> Vec<&str> {
+pub(crate) fn texts(execution: &Execution) -> Vec<&str> {
     execution
         .results
         .iter()
@@ -480,7 +480,7 @@ async fn modules_of_the_working_directory_do_not_shadow_the_kernels() {
 }
 
 /// A matplotlib with what the kernel uses of it.
-const MATPLOTLIB: &str = "import os
+pub(crate) const MATPLOTLIB: &str = "import os
 for path, text in {
     'matplotlib/__init__.py': 'rcParams = {\"backend\": \"auto\"}\\ndef get_backend(): return rcParams[\"backend\"]\\ndef use(name): rcParams[\"backend\"] = name',
     'matplotlib/figure.py': 'class Figure:\\n  def savefig(self, file, **_): file.write(b\"figure\")',

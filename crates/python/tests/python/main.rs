@@ -6,6 +6,7 @@
 )]
 
 mod code_session;
+mod display;
 mod hostile;
 mod kernel;
 mod mellea;
