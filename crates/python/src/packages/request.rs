@@ -53,6 +53,16 @@ pub(super) fn is_name(text: &str) -> bool {
     text.starts_with(ends) && text.ends_with(ends) && text.chars().all(allowed)
 }
 
+/// Returns whether this is one comparison with a version, as in `>= 2.0`.
+fn is_constraint(text: &str) -> bool {
+    let text = text.trim();
+    let version = text.trim_start_matches(['<', '>', '=', '!', '~']);
+    let has_operator = version.len() < text.len();
+    let version = version.trim_start();
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ".*+-_!".contains(c);
+    has_operator && version.starts_with(char::is_alphanumeric) && version.chars().all(allowed)
+}
+
 impl FromStr for PackageSpecifier {
     type Err = PackageError;
 
@@ -92,9 +102,7 @@ impl FromStr for PackageSpecifier {
                 Some(https)
             }
         };
-        let is_version = |c: char| c.is_ascii_alphanumeric() || "<>=!~.,*+-_ ".contains(c);
-        let is_constraint = rest.is_empty() || rest.starts_with(['<', '>', '=', '!', '~']);
-        if url.is_none() && !(is_constraint && rest.chars().all(is_version)) {
+        if url.is_none() && !(rest.is_empty() || rest.split(',').all(is_constraint)) {
             return Err(refuse(
                 "after the name come constraints of its version, as in `pandas>=2,<3`",
             ));
@@ -258,6 +266,7 @@ mod tests {
             "numpy",
             " pandas[excel, xml] >= 2, < 3.*",
             "a==1.0.post1+local-2",
+            "a~=1!2.0,!=1!2.0.1",
             "tool @ https://files.example.org/tool-1.0-py3-none-any.whl",
         ] {
             assert!(valid.parse::<PackageSpecifier>().is_ok(), "{valid}");
@@ -267,6 +276,10 @@ mod tests {
             "-r requirements.txt",
             "--index-url=https://example.org",
             "numpy --pre",
+            "numpy>=1 --pre",
+            "numpy>=1, --pre",
+            "numpy>=1 --global-option=x",
+            "numpy>=",
             "numpy\n--pre",
             "numpy; python_version < '3'",
             "./local",
