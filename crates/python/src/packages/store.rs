@@ -18,6 +18,8 @@ use super::error::PackageError;
 
 /// Time between two attempts to lock the store.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
+/// Age at which no process writes a temporary file any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The result of [`PackageStore::collect_garbage`](super::PackageStore::collect_garbage).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,7 +147,8 @@ impl Layout {
     /// Locks a set that is complete against removal, and marks it as used now.
     fn in_use(&self, key: &str) -> Result<Option<Arc<File>>, PackageError> {
         let path = self.marker(key);
-        let marker = match OpenOptions::new().read(true).write(true).open(&path) {
+        // Not for writing: the store may be part of a read-only image.
+        let marker = match File::open(&path) {
             Ok(marker) => marker,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(PackageError::io("open", &path, error)),
@@ -214,6 +217,7 @@ impl Layout {
         for entry in fs::read_dir(self.sets()).into_iter().flatten().flatten() {
             let path = entry.path();
             if !path.is_dir() {
+                remove_abandoned(&path);
                 continue;
             }
             match self.remove_unused(&path, unused) {
@@ -239,6 +243,16 @@ impl Layout {
         let _ = fs::remove_file(archive_of(directory));
         fs::remove_dir_all(directory)?;
         Ok(true)
+    }
+}
+
+/// Removes a temporary file of a process that was killed before it gave the file its name.
+fn remove_abandoned(path: &Path) {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let modified = path.metadata().and_then(|found| found.modified());
+    let age = modified.ok().and_then(|modified| modified.elapsed().ok());
+    if name.starts_with(b".tmp") && age.is_some_and(|age| age > ABANDONED_AFTER) {
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -278,4 +292,31 @@ fn protect(directory: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abandoned_temporary_files_are_garbage() {
+        let store = tempfile::tempdir().unwrap();
+        let layout = Layout::new(store.path().to_owned());
+        fs::create_dir(layout.sets()).unwrap();
+        File::create(store.path().join("lock")).unwrap();
+        let old = SystemTime::now() - 2 * ABANDONED_AFTER;
+        for (name, modified) in [
+            (".tmpOld", old),
+            (".tmpNew", SystemTime::now()),
+            ("set.json", old),
+        ] {
+            let file = File::create(layout.sets().join(name)).unwrap();
+            file.set_modified(modified).unwrap();
+        }
+        layout.collect_garbage(Duration::ZERO);
+        let left = fs::read_dir(layout.sets()).unwrap();
+        let mut left: Vec<_> = left.map(|it| it.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".tmpNew", "set.json"]);
+    }
 }
