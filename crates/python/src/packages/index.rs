@@ -126,8 +126,11 @@ impl PackageIndex {
         let find_links = list(variable("UV_FIND_LINKS"))
             .or_else(|| uv_file("find-links"))
             .or_else(|| list(pip("find-links")));
-        let certificate = pip("cert").or_else(|| variable("SSL_CERT_FILE"));
-        let is_on = |it: String| matches!(&*it.to_lowercase(), "1" | "true" | "yes" | "on");
+        let certificate = pip("cert")
+            .or_else(|| variable("SSL_CERT_FILE"))
+            .or_else(|| variable("REQUESTS_CA_BUNDLE"));
+        let is_on =
+            |it: String| matches!(&*it.to_lowercase(), "1" | "true" | "yes" | "on" | "y" | "t");
         let is_offline = pip("no-index").is_some_and(is_on);
         let has_default = first.is_none() && !is_offline;
         let urls = first.iter().chain(&more).flatten();
@@ -204,11 +207,16 @@ impl PackageIndex {
 
     /// Returns the directories of this machine that have packages, and the file of certificates.
     pub(super) fn read_roots(&self) -> Vec<PathBuf> {
+        let path_of = |url: &Url| {
+            let is_file = url.scheme() == "file";
+            is_file.then(|| url.to_file_path().ok()).flatten()
+        };
         let links = self.find_links.iter().map(|place| match Url::parse(place) {
-            Ok(url) => url.to_file_path().unwrap_or_default(),
+            Ok(url) => path_of(&url).unwrap_or_default(),
             Err(_) => PathBuf::from(place),
         });
-        let paths = links.chain(self.certificate.clone());
+        let indexes = self.urls.iter().filter_map(path_of);
+        let paths = links.chain(indexes).chain(self.certificate.clone());
         paths.filter(|it| it.is_absolute() && it.exists()).collect()
     }
 }
@@ -331,6 +339,18 @@ mod tests {
             (offline.places(), offline.is_remote()),
             (vec!["/w".to_owned(), "/v".to_owned()], false)
         );
+        let of_files = index(
+            &[
+                ("PIP_INDEX_URL", "file:///usr"),
+                ("REQUESTS_CA_BUNDLE", "/etc"),
+            ],
+            &[],
+        );
+        assert_eq!(
+            of_files.read_roots(),
+            [Path::new("/usr"), Path::new("/etc")]
+        );
+        assert!(of_files.hosts().unwrap().is_empty());
         let at_address = index(&[("PIP_INDEX_URL", "http://127.0.0.1:3141/")], &[]);
         assert_eq!(
             at_address.hosts().unwrap_err().kind(),

@@ -19,6 +19,8 @@ import urllib.request
 MAX_PAGE_BYTES = 64 << 20
 # The newest minor version that is worth naming; pip knows no ranges.
 OLDEST_GLIBC = 5
+# The first pip with `--report` and `--python`.
+OLDEST_PIP = (22, 3)
 
 
 def describe(_):
@@ -55,7 +57,8 @@ def default_index():
 def find_hosts(request):
     """Returns the hosts of the files that the indexes offer, as HOST:PORT."""
     hosts, problem = set(), None
-    for index in request["indexes"]:
+    remote = [index for index in request["indexes"] if not index.startswith("file:")]
+    for index in remote:
         for name in request["names"]:
             try:
                 hosts |= hosts_of_page(index, name)
@@ -101,13 +104,22 @@ def run(arguments, **options):
         sys.exit(status if status > 0 else 128 - status)
 
 
-def pip():
-    """Returns the command of pip, which comes from the Python or from its archive of pip."""
-    own = [sys.executable, "-m", "pip"]
-    if subprocess.run(own + ["--version"], capture_output=True).returncode == 0:
+def pip(request):
+    """Returns the command of pip, which comes from the Python, from its archive of pip, or from the index."""
+    own, other = ([python, "-m", "pip"] for python in (sys.executable, "tool/bin/python"))
+    if version_of(own) >= OLDEST_PIP:
         return own
     run([sys.executable, "-m", "venv", "tool"])
-    return ["tool/bin/python", "-m", "pip"]
+    if version_of(other) < OLDEST_PIP:
+        newer = "pip>=" + ".".join(str(number) for number in OLDEST_PIP)
+        run(other + ["install", "--quiet", "--no-input", "--upgrade"] + sources(request) + [newer])
+    return other
+
+
+def version_of(command):
+    printed = subprocess.run(command + ["--version"], capture_output=True, text=True).stdout
+    numbers = re.match(r"pip (\d+)\.(\d+)", printed)
+    return tuple(map(int, numbers.groups())) if numbers else (0, 0)
 
 
 def sources(request):
@@ -153,7 +165,7 @@ def resolve(request):
         run(command + sources(request))
         with open("pinned.txt") as file:
             return [pinned_of_line(line) for line in file.read().replace("\\\n", " ").splitlines() if line.strip()]
-    command = pip() + ["install", "--dry-run", "--ignore-installed", "--report", "report.json"]
+    command = pip(request) + ["install", "--dry-run", "--ignore-installed", "--report", "report.json"]
     command += ["--quiet", "--no-input", "--disable-pip-version-check", "--target", "unused"]
     if request["target"]:
         command += foreign(request["target"])
@@ -209,7 +221,7 @@ def install(request):
         command = [request["uv"], "pip", "install", "--python", python, "--link-mode", "copy"]
         run(command + ["--compile-bytecode", "--quiet"] + options + sources(request))
         return None
-    command = pip()
+    command = pip(request)
     if request["target"]:
         where = ["--target", site, "--no-compile"] + foreign(target)
         command += ["install"] + where
