@@ -1,7 +1,7 @@
 # Writes the traceback of a one-shot run with the lines of its source, which has the name "<string>" in its code.
 import linecache, sys, traceback
 
-linecache.cache["<script>"] = (len(source), None, [line + "\n" for line in source.decode().split("\n")], "<script>")
+linecache.cache["<script>"] = (len(source), None, [line + "\n" for line in source.decode("utf-8", "replace").split("\n")], "<script>")
 linecache.cache.pop("<string>", None)  # Python 3.13 has the lines of `-c` there.
 codes, left = set(), [trace.tb_frame.f_code] if trace else []
 while left:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import sys
 import sysconfig
 import tarfile
@@ -18,6 +19,7 @@ if digested.hexdigest() != digest:
     sys.exit("their archive was changed on its way")
 # A copy that broke off is made again.
 partial = directory + ".part"
+shutil.rmtree(partial, ignore_errors=True)
 with tarfile.open(archive) as packed:
     options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     packed.extractall(partial, **options)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{HostPattern, Policy};
-use cantle_core::sandbox::{Backend as _, SandboxContext};
+use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{OpenContext, Progress, ToolProvider as _};
 use cantle_python::{
     ExecutionOutcome, Interpreter, NodeRequest, PackageError, PackageErrorKind, PackageIndex,
@@ -219,6 +219,11 @@ async fn a_sandbox_that_does_not_show_the_packages_gets_a_copy_and_says_so() {
     let set = place.prepare(&["chartless"]).await;
     let context = SandboxContext::new(RunId::new(), Policy::workspace());
     let sandbox = LocalBackend::new().open(context).await.expect("a sandbox");
+    // What a copy that broke off left.
+    let partial = format!(".cantle/packages/{}.part/bin/python", set.key());
+    let partial = SandboxPath::new(partial).expect("a path");
+    let written = sandbox.write_bytes(&partial, bytes::Bytes::new()).await;
+    written.expect("it can be written");
     let python = interpreter().packages(set.clone());
     let session = python.attach(std::sync::Arc::clone(&sandbox));
     let code = "import chartless; chartless.VALUE";
