@@ -21,6 +21,17 @@ MAX_PAGE_BYTES = 64 << 20
 OLDEST_GLIBC = 5
 # The first pip with `--report` and `--python`.
 OLDEST_PIP = (22, 3)
+# Runs pip for another Python: VERSION MACHINE ARGUMENTS. Of its own, pip compares conditions of dependencies with the
+# Python that runs it, whatever `--python-version` says.
+FOREIGN_PIP = """
+import runpy, sys
+from pip._vendor.packaging import markers
+own, version, machine = markers.default_environment, sys.argv.pop(1), sys.argv.pop(1)
+target = {"python_version": version.rpartition(".")[0], "python_full_version": version}
+target.update(implementation_version=version, platform_machine=machine)
+markers.default_environment = lambda: {**own(), **target}
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 def describe(_):
@@ -137,9 +148,13 @@ def sources(request):
     return options
 
 
+def machine_of(target):
+    return target["platform"].split("-", 1)[1].replace("-", "_")
+
+
 def foreign(target):
     """Returns the options of pip for another Python than this one."""
-    version, machine = target["version"], target["platform"].split("-", 1)[1].replace("-", "_")
+    version, machine = target["version"], machine_of(target)
     options = ["--only-binary", ":all:", "--implementation", "cp"]
     options += ["--python-version", f"{version[0]}.{version[1]}"]
     if target["libc"] == "musl":
@@ -165,7 +180,11 @@ def resolve(request):
         run(command + sources(request))
         with open("pinned.txt") as file:
             return [pinned_of_line(line) for line in file.read().replace("\\\n", " ").splitlines() if line.strip()]
-    command = pip(request) + ["install", "--dry-run", "--ignore-installed", "--report", "report.json"]
+    command = pip(request)
+    if request["target"]:
+        version = ".".join(str(number) for number in request["target"]["version"])
+        command = command[:1] + ["-c", FOREIGN_PIP, version, machine_of(request["target"])]
+    command += ["install", "--dry-run", "--ignore-installed", "--report", "report.json"]
     command += ["--quiet", "--no-input", "--disable-pip-version-check", "--target", "unused"]
     if request["target"]:
         command += foreign(request["target"])

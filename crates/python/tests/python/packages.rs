@@ -14,21 +14,22 @@ use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxExt as _, Sandbo
 use cantle_core::tool::{OpenContext, Progress, ToolProvider as _};
 use cantle_python::{
     ExecutionOutcome, Interpreter, NodeRequest, PackageError, PackageErrorKind, PackageIndex,
-    PackageRequest, PackageSet, PackageStore, PythonTool,
+    PackageRequest, PackageSet, PackageStore, PythonTarget, PythonTool,
 };
 use cantle_testkit::lane::skip;
 use tempfile::TempDir;
 
 use crate::interpreter;
 
-/// Writes a wheel: NAME VERSION SOURCE, and a program for the command line.
+/// Writes a wheel: NAME VERSION SOURCE REQUIREMENT…, and a program for the command line.
 const WHEEL: &str = r#"
 import sys, zipfile
-name, version, source = sys.argv[1:]
+name, version, source, *requirements = sys.argv[1:]
+required = "".join(f"Requires-Dist: {it}\n" for it in requirements)
 info = f"{name}-{version}.dist-info"
 with zipfile.ZipFile(f"{name}-{version}-py3-none-any.whl", "w") as wheel:
     wheel.writestr(f"{name}.py", source)
-    wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
     wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
     wheel.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{name} = {name}:main\n")
     wheel.writestr(f"{info}/RECORD", "")
@@ -73,8 +74,13 @@ impl Place {
     }
 
     fn add(&self, name: &str, version: &str, source: &str) {
+        self.add_requiring(name, version, source, &[]);
+    }
+
+    fn add_requiring(&self, name: &str, version: &str, source: &str, requirements: &[&str]) {
         let mut write = Command::new("python3");
         write.args(["-c", WHEEL, name, version, source]);
+        write.args(requirements);
         let written = write.current_dir(self.wheels()).status();
         assert!(written.expect("Python starts").success());
     }
@@ -194,6 +200,25 @@ async fn a_package_that_cannot_be_installed_is_an_error_with_the_installers_outp
     let error = place.try_prepare(place.request(&["chartless"]));
     let text = error.await.expect_err("its digest differs").to_string();
     assert!(text.contains("DO NOT MATCH THE HASHES"), "{text}");
+}
+
+#[tokio::test]
+async fn dependencies_of_another_python_are_those_of_its_version() {
+    let place = Place::new();
+    let requirements = [
+        "chartless; python_version < '3.10' and platform_machine == 'other'",
+        "missing; python_version >= '3.10'",
+    ];
+    place.add_requiring("older", "1.0", SOURCE, &requirements);
+    let target = serde_json::json!({
+        "executable": "/usr/bin/python3", "version": [3, 9, 1], "tag": "cpython-39", "platform": "linux-other",
+        "libc": "glibc 2.36",
+    });
+    let target: PythonTarget = serde_json::from_value(target).expect("a Python");
+    let request = place.request(&["older"]).target(target);
+    let set = place.try_prepare(request).await.expect("a set");
+    let packages: Vec<_> = set.packages().collect();
+    assert_eq!(packages, [("chartless", "1.0"), ("older", "1.0")]);
 }
 
 #[tokio::test]
