@@ -11,7 +11,7 @@ use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{
     ArtifactLimits, Backend as _, ExitStatus, MemorySink, SandboxContext, SandboxExt as _,
 };
-use cantle_python::{Execution, ExecutionOutcome};
+use cantle_python::{Execution, ExecutionOutcome, one_shot};
 use cantle_testkit::lane::skip;
 
 use crate::{interpreter, without_carets};
@@ -291,4 +291,19 @@ async fn an_unusable_python_is_explained() {
         found.contains("is Python 3.8.18, and at least 3.9 is needed."),
         "{found}"
     );
+}
+
+#[tokio::test]
+async fn an_error_in_source_that_declares_an_encoding_has_its_lines() {
+    let session = interpreter().open().await.unwrap();
+    let source: &'static [u8] = b"# coding: latin-1\nprint('\xe9')\n1 / 0";
+    let run = session.sandbox().run(one_shot("python3", source)).await;
+    let run = run.unwrap();
+    let traceback = "Traceback (most recent call last):\n  File \"<script>\", line 3, in <module>\n    1 / 0\n\
+                     ZeroDivisionError: division by zero\n";
+    assert_eq!(
+        (run.stdout.text(), without_carets(&run.stderr.text())),
+        ("é\n".to_owned(), traceback.to_owned())
+    );
+    session.close().await.unwrap();
 }
