@@ -9,6 +9,7 @@ import traceback, types, warnings
 MAX_FRAME = 8 << 20
 SPILL_AFTER, MAX_SPILL = 20000, 256 << 20
 MAX_CELLS = 500000  # Of a table as data. The host counts 64 bytes for each, and takes 32 MiB.
+CO_COROUTINE = 0x80
 FIGURES = sys.argv[1:2] != ["plain"]
 MIME = {
     "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg", "image/png": "png",
@@ -169,32 +170,42 @@ class Child:
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last = ast.Expression(tree.body.pop().value)
-        # `from __future__` affects the last expression, too.
-        body = compile(tree, name, "exec", flags)
-        self.evaluate(body)
-        if last is None:
-            return None
-        value = self.evaluate(compile(last, name, "eval", flags | body.co_flags & 0x1fe0000))
+        codes = [compile(tree, name, "exec", flags)]
+        if last is not None:
+            # `from __future__` affects the last expression, too.
+            codes.append(compile(last, name, "eval", flags | codes[0].co_flags & 0x1fe0000))
+        value = self.evaluate(codes)
         if value is None or ends_with_semicolon(code, last.body):
             return None
         self.namespace["_"] = value
         self.show(value, main=True)
         return value
 
-    def evaluate(self, code):
-        value = eval(code, self.namespace)
-        if not code.co_flags & 0x80:  # CO_COROUTINE
+    def evaluate(self, codes):
+        # Returns the value of the last one. If one awaits, the others find the event loop running, too.
+        if not any(code.co_flags & CO_COROUTINE for code in codes):
+            return [eval(code, self.namespace) for code in codes][-1]
+
+        async def run():
+            for code in codes:
+                value = eval(code, self.namespace)
+                if code.co_flags & CO_COROUTINE:
+                    value = await value
             return value
         import asyncio
         if self.loop is None or self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        task = self.loop.create_task(value)
+        task = self.loop.create_task(run())
         try:
             return self.loop.run_until_complete(task)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             task.cancel()
             self.loop.run_until_complete(asyncio.wait([task]))
+            try:
+                task.result()
+            except asyncio.CancelledError as cancelled:
+                raise interrupt from cancelled  # Its traceback has the line that waited.
             raise
 
     def display(self, *values, **_):

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
+use cantle_core::sandbox::{Channel, SandboxExt as _, SandboxPath};
 use cantle_python::ExecutionOutcome;
+use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{MATPLOTLIB, execute, texts};
 use crate::{interpreter, session, without_carets};
@@ -83,6 +84,35 @@ async fn figures_of_a_stopped_call_are_its_results() {
     assert_eq!(execute(&session, "None").await.results, []);
     let failed = execute(&session, "plt.figure(2).savefig = None\n1 / 0").await;
     assert_eq!(failed.error.unwrap().name, "ZeroDivisionError");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tasks_start_in_the_event_loop_of_the_line_that_awaits_them() {
+    let session = session().await;
+    let code = "import asyncio\nasync def seven(): return 7\ntask = asyncio.create_task(seven())\nawait task";
+    let execution = execute(&session, code).await;
+    assert_eq!(texts(&execution), ["7"], "{execution:?}");
+    // Code that awaits nothing can run a loop of its own.
+    let own = execute(&session, "asyncio.run(seven())").await;
+    assert_eq!(texts(&own), ["7"], "{own:?}");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_interrupt_names_the_line_that_waited() {
+    let session = session().await;
+    let cancellation = CancellationToken::new();
+    let token = cancellation.clone();
+    let mut observer = |_: Channel, _: &bytes::Bytes| token.cancel();
+    let code = "import asyncio\nasyncio.get_running_loop().call_soon(print, 'waits')\nawait asyncio.sleep(60)";
+    let execution = session.execute_with_observer("main", code, cancellation, &mut observer);
+    let execution = execution.await.unwrap();
+    assert_eq!(execution.outcome, ExecutionOutcome::Cancelled);
+    let error = execution.error.unwrap();
+    assert_eq!(error.name, "KeyboardInterrupt");
+    let line = "File \"<cell 1>\", line 3, in <module>\n    await asyncio.sleep(60)\n";
+    assert!(error.traceback.contains(line), "{}", error.traceback);
     session.close().await.unwrap();
 }
 
