@@ -61,6 +61,21 @@ class Output(io.TextIOWrapper):
         return super().write(text)
 
 
+def open_streams():
+    """Opens the streams, also those that the code of an earlier call closed."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        standard, current = "__%s__" % name, getattr(sys, name, None)
+        stream = getattr(sys, standard, None)
+        if isinstance(stream, Output) and not stream.closed:
+            continue
+        try:
+            setattr(sys, standard, Output(fd, "<%s>" % name))
+        except OSError:
+            continue  # Its descriptor is closed, too.
+        if current is stream:
+            setattr(sys, name, getattr(sys, standard))
+
+
 def without_indent(code):
     """Removes the first line's indentation from all lines, as IPython does."""
     lines = code.split("\n")
@@ -79,8 +94,7 @@ class Child:
         sys.modules["__main__"] = main
         self.namespace = main.__dict__
         sys.argv = [""]
-        sys.stdout = sys.__stdout__ = Output(1, "<stdout>")
-        sys.stderr = sys.__stderr__ = Output(2, "<stderr>")
+        open_streams()
         sys.path.insert(0, "")
         builtins.input = refuse_input
         builtins.display = self.namespace["display"] = self.display
@@ -126,6 +140,7 @@ class Child:
 
     def execute(self, code, env):
         self.count += 1
+        open_streams()
         code = without_indent(code[1:] if code.startswith("\ufeff") else code)
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)

@@ -171,5 +171,9 @@ async fn an_error_without_text_keeps_the_variables() {
     // A part of a line is output, too, after the stream was replaced.
     let replaced = "import io, sys\nprint('part', end='')\nsys.stdout = io.StringIO()";
     assert_eq!(execute(&session, replaced).await.stdout.text(), "part");
+    let closed = "sys.stdout = sys.__stdout__\nsys.stdout.close()";
+    assert!(execute(&session, closed).await.success());
+    let next = execute(&session, "print('next')").await;
+    assert_eq!(next.stdout.text(), "next\n", "{next:?}");
     session.close().await.unwrap();
 }
