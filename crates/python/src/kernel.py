@@ -3,7 +3,7 @@
 # Written for Python 3.9 and later.
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # No module of the working directory in our imports.
-import ast, base64, builtins, importlib.machinery, io, json, linecache, math, os, re, select, signal, threading, time
+import ast, base64, builtins, importlib.machinery, io, json, linecache, os, re, select, signal, threading, time
 import traceback, types, warnings
 
 MAX_FRAME = 8 << 20
@@ -154,12 +154,7 @@ class Child:
                 try:
                     shown = self.run(code, name)
                 except BaseException as raised:
-                    # The process is killed soon after an interrupt.
-                    seconds = 1 if isinstance(raised, KeyboardInterrupt) else math.inf
-                    try:
-                        self.show_figures(seconds=seconds)
-                    except Exception:
-                        pass  # The error of the code comes first.
+                    self.show_figures_after(raised)
                     raise
                 self.show_figures(shown)
             except SystemExit as exit:
@@ -234,15 +229,45 @@ class Child:
         if not main:
             await_reader(self.frames)
 
-    def show_figures(self, shown=None, seconds=math.inf):
-        pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is None or not FIGURES or sys.modules["matplotlib"].get_backend() != "module://cantle_figures":
+    def show_figures_after(self, error):
+        if os.getpid() != self.pid:
             return
-        until = time.monotonic() + seconds
         try:
-            for number in pyplot.get_fignums():
+            if not isinstance(error, KeyboardInterrupt):
+                self.show_figures()
+            elif open_figures():
+                self.show_figures_apart()
+        except Exception:
+            pass  # The error of the code comes first.
+
+    def show_figures_apart(self):
+        # After an interrupt this process is killed soon. What another one does not draw in a second is left out.
+        flush()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # About threads.
+                pid = os.fork()
+            if pid == 0:
+                self.pid = os.getpid()
+                try:
+                    self.show_figures()
+                finally:
+                    os._exit(0)
+            until = time.monotonic() + 1
+            while not os.waitpid(pid, os.WNOHANG)[0]:
                 if time.monotonic() > until:
-                    break
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+        finally:
+            sys.modules["matplotlib.pyplot"].close("all")
+
+    def show_figures(self, shown=None):
+        numbers = open_figures()
+        if not numbers:
+            return
+        pyplot = sys.modules["matplotlib.pyplot"]
+        try:
+            for number in numbers:
                 figure = pyplot.figure(number)
                 if figure is not shown:
                     self.show(figure)
@@ -262,6 +287,14 @@ class Child:
         except BaseException:
             message = ""
         return {"name": type(error).__name__, "value": message[:100000], "traceback": text[-200000:]}
+
+
+def open_figures():
+    """Returns the numbers of the figures that the code left to the backend of the kernel."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or not FIGURES or sys.modules["matplotlib"].get_backend() != "module://cantle_figures":
+        return []
+    return pyplot.get_fignums()
 
 
 def keep_user_lines(described, seen):

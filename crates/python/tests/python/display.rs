@@ -82,6 +82,11 @@ async fn figures_of_a_stopped_call_are_its_results() {
         .map(|it| it.formats.get("png").cloned());
     assert_eq!(shown.collect::<Vec<_>>(), [Some("ZmlndXJl".into())]);
     assert_eq!(execute(&session, "None").await.results, []);
+    // What takes too long to draw costs no variables.
+    let slow = "import time\nplt.figure(1)\nFigure.savefig = lambda *_, **__: time.sleep(60)\nkept = 5\nwhile True: pass";
+    let stopped = execute(&session, slow).await;
+    assert_eq!(stopped.outcome, ExecutionOutcome::TimedOut, "{stopped:?}");
+    assert_eq!(texts(&execute(&session, "kept").await), ["5"]);
     let failed = execute(&session, "plt.figure(2).savefig = None\n1 / 0").await;
     assert_eq!(failed.error.unwrap().name, "ZeroDivisionError");
     session.close().await.unwrap();
