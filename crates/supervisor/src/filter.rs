@@ -152,6 +152,13 @@ const SCHEDULING: [i64; 4] = [
     libc::SYS_sched_setaffinity,
 ];
 
+/// Calls that allocate memory: the number of their flags, and the flag for huge pages.
+const HUGE_PAGES: [(i64, u32, u32); 3] = [
+    (libc::SYS_mmap, 3, 0x4_0000),
+    (libc::SYS_memfd_create, 1, 0x4),
+    (libc::SYS_shmget, 2, 0o4000),
+];
+
 /// Calls that start a process.
 const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
@@ -192,6 +199,10 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
     rules.always(REFUSED, Action::REFUSE);
     // `FS_IOC_FSSETXATTR` does the same for files that were opened, which Landlock can refuse.
     rules.always(&[libc::SYS_clone3, FILE_SETATTR], Action::MISSING);
+    // The administrator has reserved them, and no limit on memory counts them.
+    for (call, flags, huge) in HUGE_PAGES {
+        rules.refuse_if(call, vec![vec![Condition::has_one_of(flags, huge)]]);
+    }
     if options.shares_with_host {
         rules.always(SHARED, Action::REFUSE);
     }
@@ -203,10 +214,19 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
     }
     rules.refuse_if(libc::SYS_clone, new_namespaces());
     protect_init(&mut rules, options.shares_with_host);
-    // Injecting input into a terminal.
-    let into_terminals = [0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */];
-    let into_terminals = into_terminals.map(|request| vec![Condition::is(1, request)]);
-    rules.refuse_if(libc::SYS_ioctl, into_terminals.into());
+    // Injecting input into a terminal, and line disciplines, which are loaded on demand and have a history of
+    // vulnerabilities.
+    let of_terminals = [
+        0x5412, /* TIOCSTI */
+        0x541C, /* TIOCLINUX */
+        0x5423, /* TIOCSETD */
+    ];
+    let of_terminals = of_terminals.map(|request| vec![Condition::is(1, request)]);
+    rules.refuse_if(libc::SYS_ioctl, of_terminals.into());
+    // Leases on files: whoever opens such a file outside, which may only be readable here, waits for the holder.
+    let leases = [1024 /* F_SETLEASE */, 1040 /* F_SETDELEG */];
+    let leases = leases.map(|command| vec![Condition::is(1, command)]);
+    rules.refuse_if(libc::SYS_fcntl, leases.into());
     // All but a query, and Linux's own.
     let others = vec![Condition::is_not(0, 0), Condition::is_not(0, 0xffff_ffff)];
     rules.refuse_if(libc::SYS_personality, vec![others]);
@@ -288,6 +308,10 @@ fn protect_init(rules: &mut FilterRules, shares_with_host: bool) {
     // All processes of a user, and init among them.
     let user = vec![Condition::is(0, USER)];
     rules.refuse_if(libc::SYS_setpriority, vec![init, user]);
+    // The same for the disk; the numbers are one higher.
+    let init = vec![Condition::is(0, PROCESS + 1), Condition::is(1, INIT)];
+    let user = vec![Condition::is(0, USER + 1)];
+    rules.refuse_if(libc::SYS_ioprio_set, vec![init, user]);
     // Lowering another process's limits can kill it.
     let others = match shares_with_host {
         true => Condition::is_not(0, 0),

@@ -111,6 +111,17 @@ fn arguments_are_checked() {
         (libc::SYS_ioctl, [0, 0x5413, 0], ALLOWED),
         (libc::SYS_ioctl, [0, 0x5412, 0], EPERM),
         (libc::SYS_ioctl, [0, 0x5412 | high, 0], EPERM),
+        (libc::SYS_ioctl, [0, 0x5423, 0], EPERM),
+        (libc::SYS_ioctl, [0, 0x5424, 0], ALLOWED),
+        (libc::SYS_fcntl, [3, 6, 0], ALLOWED),
+        (libc::SYS_fcntl, [3, 1024, 0], EPERM),
+        (libc::SYS_fcntl, [3, 1024 | high, 2], EPERM),
+        (libc::SYS_fcntl, [3, 1025, 0], ALLOWED),
+        (libc::SYS_fcntl, [3, 1040, 0], EPERM),
+        (libc::SYS_memfd_create, [0, 3, 0], ALLOWED),
+        (libc::SYS_memfd_create, [0, 5, 0], EPERM),
+        (libc::SYS_shmget, [7, 4096, 0o1600], ALLOWED),
+        (libc::SYS_shmget, [7, 4096, 0o5600], EPERM),
         (libc::SYS_personality, [0xffff_ffff, 0, 0], ALLOWED),
         (libc::SYS_personality, [0, 0, 0], ALLOWED),
         (libc::SYS_personality, [0x0040_0000, 0, 0], EPERM),
@@ -125,6 +136,11 @@ fn arguments_are_checked() {
         (libc::SYS_setpriority, [0, 1, 19], EPERM),
         (libc::SYS_setpriority, [2, 0, 19], EPERM),
         (libc::SYS_setpriority, [2, 1000, 19], EPERM),
+        (libc::SYS_ioprio_set, [1, 0, 0], ALLOWED),
+        (libc::SYS_ioprio_set, [1, 2, 0], ALLOWED),
+        (libc::SYS_ioprio_set, [2, 1, 0], ALLOWED),
+        (libc::SYS_ioprio_set, [1, 1, 0x6007], EPERM),
+        (libc::SYS_ioprio_set, [3, 1000, 0x6007], EPERM),
         (libc::SYS_prlimit64, [0, 7, 0], ALLOWED),
         (libc::SYS_prlimit64, [2, 7, 0], ALLOWED),
         (libc::SYS_prlimit64, [1, 7, 0], EPERM),
@@ -134,6 +150,15 @@ fn arguments_are_checked() {
             expected,
             "{call} {arguments:?}"
         );
+    }
+}
+
+#[test]
+fn huge_pages_are_refused() {
+    let program = in_namespaces();
+    for (flags, expected) in [(0x22, ALLOWED), (0x4_0022, EPERM), (0x5404_0021, EPERM)] {
+        let mapped = answer(&program, libc::SYS_mmap, &[0, 4096, 3, flags]);
+        assert_eq!(mapped, expected, "{flags:#x}");
     }
 }
 

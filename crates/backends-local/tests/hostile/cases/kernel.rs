@@ -82,6 +82,22 @@ reaches("fanotify_init", 300, 0x80000000, 0)
         .stopped_by(FILTER, Gap::None)
         .takes_root(),
         filtered(
+            "take huge pages, which no limit counts",
+            // Without reserved ones an allowed call fails with another error.
+            r#"
+reaches("mmap", 9, 0, 2 << 20, 3, 0x40022, -1, 0)
+reaches("memfd_create", 319, b"x", 4)
+"#,
+        ),
+        filtered(
+            "have others wait for a lease on a file",
+            r#"
+file = os.open("leased", os.O_RDONLY | os.O_CREAT)
+reaches("F_SETLEASE", 72, file, 1024, 0)
+reaches("F_SETDELEG", 72, file, 1040, None)
+"#,
+        ),
+        filtered(
             "make namespaces by system calls",
             r#"
 def cloned(name, number, *arguments):
@@ -118,6 +134,10 @@ reaches("TIOCSTI", 16, 0, 0x5412, b"x")
 reaches("TIOCSTI with high bits", 16, 0, 1 << 32 | 0x5412, b"x")
 reaches("TIOCLINUX", 16, 0, 0x541C, b"\2")
 "#,
+        ),
+        filtered(
+            "load a line discipline",
+            r#"reaches("TIOCSETD", 16, 0, 0x5423, b"\x15\0\0\0")"#,
         ),
     ]
 }
