@@ -7,6 +7,7 @@
 //! supervisor only performs it.
 
 mod limits;
+mod memory;
 mod owners;
 mod quotas;
 mod rights;

@@ -11,6 +11,7 @@ use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::wire::Step;
 
 use super::TERMINALS;
+use super::memory;
 use super::owners::MappedRoot;
 use super::steps::{Steps, ms};
 use crate::files::HostPaths;
@@ -42,9 +43,6 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Neither set-user-id programs nor devices.
 const RESTRICTED: u64 = ms::NO_SUID | ms::NO_DEVICES;
-
-/// The most that tmpfs accepts: it counts 1024 bytes for each (`BOGO_INODE_SIZE`).
-const MAX_INODES: u64 = u64::MAX / 1024;
 
 /// The sandbox's own part of the view.
 #[derive(Clone, Copy, Debug)]
@@ -341,17 +339,7 @@ impl ViewBuilder<'_> {
 
     /// Mounts a file system of limited size in memory.
     fn memory(&mut self, paths: &HostPaths, limits: &Limits) -> Result<(), SandboxError> {
-        let mut options = "mode=777".to_owned();
-        if let Some(bytes) = limits.disk_bytes {
-            // Zero would stand for no limit.
-            options += &format!(",size={}", bytes.max(1));
-        }
-        if let Some(inodes) = limits.inodes {
-            // Its root and the three directories are not the user's.
-            let inodes = inodes.saturating_add(4).min(MAX_INODES);
-            options += &format!(",nr_inodes={inodes}");
-        }
-        let options = CString::new(options).unwrap_or_default();
+        let options = memory::options(limits);
         let sized = paths.sized();
         self.steps
             .mount(c"tmpfs", &sized.base(), RESTRICTED, &options)?;

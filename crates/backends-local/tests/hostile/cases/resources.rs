@@ -145,6 +145,16 @@ fn disk() -> Vec<Case> {
         )
         .stopped_by(FILES, SHARED_MEMORY)
         .control(NegativeControl::Unconfined),
+        fills(
+            "fill the attributes of files instead",
+            r#"python3 -ISc '
+import os
+for number in range(6000):
+    open(f"f{number}", "w").close()
+    os.setxattr(f"f{number}", "user.a", b"x" * 3000)' && sleep 6 && echo GOT"#,
+            |_| with("disk=8M"),
+        )
+        .control(NegativeControl::No("not every file system has attributes")),
         unlimited(Case::shell(
             "make a file larger than allowed",
             "head -c 4M /dev/zero > file && echo GOT; truncate -s 1T sparse && echo GOT",
