@@ -3,6 +3,7 @@
 use cantle_core::policy::Limits;
 use cantle_supervisor::wire::Step;
 
+use super::quotas;
 use super::steps::Steps;
 use crate::groups::OWN_PROCESSES;
 
@@ -12,6 +13,7 @@ const DATA: u32 = 2;
 const CORE: u32 = 4;
 const PROCESSES: u32 = 6;
 const OPEN_FILES: u32 = 7;
+const PENDING_SIGNALS: u32 = 11;
 const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
@@ -30,6 +32,9 @@ pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_u
     if is_confined {
         for resource in [CORE, MESSAGE_QUEUES, NICE, REAL_TIME] {
             set(resource, 0, 0);
+        }
+        if let Some(signals) = quotas::pending_signals() {
+            set(PENDING_SIGNALS, signals, signals);
         }
     }
     if let Some(time) = limits.cpu_time {

@@ -1,9 +1,10 @@
-//! A sandbox's share of what the kernel counts for each user of the host.
+//! A sandbox's share of what the kernel counts for each user of the host, or for all of them together.
 
 use std::ffi::{CStr, CString};
 use std::fs;
 
 use cantle_supervisor::wire::Step;
+use rustix::process::{Resource, getrlimit};
 
 use super::QUOTAS;
 use super::steps::Steps;
@@ -37,4 +38,24 @@ pub(super) fn build(steps: &mut Steps) {
             steps.add_optional(QUOTAS, &step);
         }
     }
+}
+
+/// Returns the number of signals that may wait for the processes of a sandbox. A timer takes one, too.
+pub(super) fn pending_signals() -> Option<u64> {
+    let shared = getrlimit(Resource::Sigpending).maximum;
+    shared.map(|shared| shared / SHARES)
+}
+
+/// Returns the mount options of a sandbox's terminals. The kernel limits those of all mounts together, and reserves some
+/// for the host.
+pub(super) fn terminals() -> CString {
+    let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let all = read("/proc/sys/kernel/pty/max");
+    let reserved = read("/proc/sys/kernel/pty/reserve");
+    let mut options = "newinstance,ptmxmode=0666,mode=0620".to_owned();
+    if let (Some(all), Some(reserved)) = (all, reserved) {
+        let share = all.saturating_sub(reserved) / SHARES;
+        options += &format!(",max={}", share.max(1));
+    }
+    CString::new(options).unwrap_or_default()
 }

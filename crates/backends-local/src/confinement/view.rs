@@ -13,6 +13,7 @@ use cantle_supervisor::wire::Step;
 use super::TERMINALS;
 use super::memory;
 use super::owners::MappedRoot;
+use super::quotas;
 use super::steps::{Steps, ms};
 use crate::files::HostPaths;
 use crate::identity::Identity;
@@ -532,12 +533,13 @@ impl ViewBuilder<'_> {
             }
         }
         let terminals = super::steps::c_path(&self.host_path(Path::new("/dev/pts")))?;
+        let options = quotas::terminals();
         let mount = Step::Mount {
             source: c"devpts",
             target: &terminals,
             kind: c"devpts",
             flags: ms::NO_SUID | ms::NO_EXEC,
-            data: c"newinstance,ptmxmode=0666,mode=0620",
+            data: &options,
         };
         self.steps.add_optional(TERMINALS, &mount);
         Ok(())

@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, getrlimit};
 use tempfile::TempDir;
 
 /// The targets of one attack; removed on drop.
@@ -130,7 +131,15 @@ impl Fixture {
         let port = |address: std::io::Result<std::net::SocketAddr>| address.unwrap().port();
         let set_uid = std::env::var(crate::SET_UID).unwrap_or_default();
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let number =
+            |path: &str| -> Option<u64> { fs::read_to_string(path).ok()?.trim().parse().ok() };
+        let terminals = number("/proc/sys/kernel/pty/max").unwrap_or(4096)
+            - number("/proc/sys/kernel/pty/reserve").unwrap_or(1024);
+        let signals = getrlimit(Resource::Sigpending).maximum.unwrap_or(4096);
         vec![
+            // More than a sandbox's share.
+            ("TERMINALS", (terminals / 8 + 1).to_string()),
+            ("SIGNALS", (signals / 4).to_string()),
             ("TOKEN", self.token.clone()),
             ("OUTSIDE", self.outside().to_string_lossy().into_owned()),
             ("TCP", port(self.tcp.local_addr()).to_string()),

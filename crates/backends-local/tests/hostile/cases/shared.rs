@@ -7,7 +7,7 @@ use cantle_backends_local::Mechanism;
 
 use super::reports_success;
 use crate::arena::Arena;
-use crate::case::{Case, Gap, Tried};
+use crate::case::{Case, FILES, Gap, Tried};
 use crate::fixture::Fixture;
 
 /// Namespaces have their own, and without them the filter refuses.
@@ -29,6 +29,33 @@ tell("instances", taken == 64)
         .stopped_by(
             &[Mechanism::Namespaces],
             Gap::Known("quotas belong to a user namespace"),
+        ),
+        Case::python(
+            "take all terminals of the machine",
+            r#"
+taken = 0
+while taken < int(E["TERMINALS"]):
+    try:
+        os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        break
+    taken += 1
+tell("terminals", taken == int(E["TERMINALS"]))
+"#,
+            reports_success,
+        )
+        .stopped_by(FILES, Gap::Known("terminals are the host's")),
+        Case::python(
+            "have all signals wait that the user may have",
+            r#"
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+queued = 0
+while queued < int(E["SIGNALS"]) and C.sigqueue(os.getpid(), 40, None) == 0:
+    queued += 1
+tell("signals", queued == int(E["SIGNALS"]))
+"#,
+            reports_success,
         ),
         uses("leave shared memory on the host", |arena| {
             leaves(arena, "shm", "call(29, KEY, 4096, 0o1600)")
