@@ -39,6 +39,10 @@ pub(crate) const OWN_PROCESSES: u64 = 2;
 /// Memory of the supervisor, which counts like a command's.
 const OWN_BYTES: u64 = 2 << 20;
 
+/// Part of the memory limit that version 1 grants to the buffers of TCP and UDP sockets, which it counts separately. The
+/// machine's own limit for them is about as large a part of its memory.
+const SOCKETS_PART: u64 = 16;
+
 /// Attempts to remove a group that is in use, and the pause between them.
 const MAX_REMOVALS: u32 = 250;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
@@ -364,6 +368,11 @@ impl Group {
 
     fn write_limits(&self, has_swap: bool) -> io::Result<()> {
         if let Some(bytes) = self.limits.memory_bytes {
+            if self.version == Version::One {
+                let sockets = (bytes / SOCKETS_PART).to_string();
+                // Kernels may have removed the file.
+                let _ = write(&self.file("memory.kmem.tcp.limit_in_bytes"), &sockets);
+            }
             let bytes = bytes.saturating_add(OWN_BYTES).to_string();
             let (memory, swap) = match self.version {
                 Version::One => (

@@ -78,11 +78,15 @@ fn written(version: Version, limits: GroupLimits, has_swap: bool) -> (io::Result
     let (memory, others) = match version {
         Version::One => (
             "memory.limit_in_bytes",
-            ["memory.memsw.limit_in_bytes", "pids.max"],
+            &[
+                "memory.kmem.tcp.limit_in_bytes",
+                "memory.memsw.limit_in_bytes",
+                "pids.max",
+            ][..],
         ),
-        Version::Two => ("memory.max", ["memory.swap.max", "pids.max"]),
+        Version::Two => ("memory.max", &["memory.swap.max", "pids.max"][..]),
     };
-    for file in others.into_iter().chain([memory]) {
+    for file in others.iter().copied().chain([memory]) {
         if has_swap || !file.contains("sw") {
             fs::write(directory.path().join(file), "").unwrap();
         }
@@ -112,6 +116,7 @@ fn limits_leave_room_for_the_supervisor() {
     let (done, files) = written(Version::One, both, true);
     done.unwrap();
     let expected = [
+        "memory.kmem.tcp.limit_in_bytes 4194304",
         "memory.limit_in_bytes 69206016",
         "memory.memsw.limit_in_bytes 69206016",
         "pids.max 12",

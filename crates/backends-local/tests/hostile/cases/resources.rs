@@ -8,7 +8,7 @@ use cantle_core::sandbox::SpawnRequest;
 
 use super::{control, reports_success};
 use crate::arena::Arena;
-use crate::case::{Case, FILES, Gap, NegativeControl, Tried};
+use crate::case::{Case, FILES, Gap, NAMESPACES, NegativeControl, Tried};
 
 pub(super) fn cases() -> Vec<Case> {
     [memory(), disk(), processor()].concat()
@@ -88,6 +88,9 @@ print("GOT")
 "#,
         )
         .stopped_by(&[Mechanism::ControlGroups], TOGETHER),
+        takes("take more memory than allowed in sockets", SOCKETS)
+            .stopped_by(&[Mechanism::ControlGroups], TOGETHER)
+            .only_with(NAMESPACES),
         Case::shell(
             "raise a limit",
             "ulimit -d unlimited && echo GOT; prlimit --data=unlimited true && echo GOT",
@@ -97,6 +100,23 @@ print("GOT")
         .control(NegativeControl::Under(|_| Policy::workspace())),
     ]
 }
+
+/// Fills the queues of receivers. `SO_MEMINFO` begins with the memory of a queue.
+const SOCKETS: &str = r#"
+import socket, struct
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receivers = []
+held = 0
+while held < 72 << 20 and len(receivers) < 900:
+    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receivers.append(receiver)
+    receiver.bind(("127.0.0.1", 0))
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    for _ in range(60):
+        sender.sendto(bytes(40_000), receiver.getsockname())
+    held += struct.unpack("I", receiver.getsockopt(socket.SOL_SOCKET, 55, 4))[0]
+tell("sockets", held >= 72 << 20, held)
+"#;
 
 const TOGETHER: Gap =
     Gap::Known("the report says that memory is limited for each process by itself");
