@@ -372,8 +372,15 @@ fn failure_reason(plan: &Plan, error: &StartError) -> String {
 }
 
 fn start_error(plan: &Plan, error: &StartError) -> SandboxError {
-    SandboxError::unavailable(failure_reason(plan, error)).with_advice(
-        "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be started \
-         from memory.",
-    )
+    let advice = match error {
+        StartError::Start(error) if Errno::from_io_error(error) == Some(Errno::TOOMANYREFS) => {
+            "Programs of this user, perhaps in another sandbox, have sent each other too many open \
+             files that were not received. End them."
+        }
+        _ => {
+            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be \
+             started from memory."
+        }
+    };
+    SandboxError::unavailable(failure_reason(plan, error)).with_advice(advice)
 }
