@@ -268,8 +268,13 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     );
     let workdir = workdir.usage()?;
     let mut options = ResumeOptions::default().budget(args.budget.into());
-    options.runs.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
-    options.runs.outputs = output_options(args, options.runs.output_dir.as_deref());
+    let saved_in = output_dir.as_ref().map(|dir| dir.of(kept.run));
+    options.runs.outputs = output_options(args, saved_in.as_deref());
+    options = match output_dir.clone() {
+        Some(OutputDir::Given(path)) => options.output_dir(path),
+        Some(OutputDir::PerRun(path) | OutputDir::Staged(path)) => options.output_dir_per_run(path),
+        None => options,
+    };
     options.fresh_sandbox = args.fresh_sandbox;
     // The run's own sandbox has them even if the directory is gone.
     options.skills = saved.skills.clone().filter(|directory| directory.is_dir());

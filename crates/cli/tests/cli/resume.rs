@@ -274,6 +274,16 @@ async fn results_without_an_output_directory_are_below_cantle_out() {
     assert!(!env.path("cantle-out").exists(), "{limited:?}");
     let resume = ["run", "--resume", "last", "--max-turns", "5"];
     check_default_output(&env, &env.run(resume).await);
+
+    let no_files = Script::new()
+        .turn(command("echo 1"))
+        .turn(finish("all done", &[]));
+    let (_server, env) = served(no_files).await;
+    let limited = env.run(["run", "Count", "--max-turns", "1"]).await;
+    assert_eq!(limited.code, Some(3), "{limited:?}");
+    let resumed = env.run(resume).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert!(!env.path("cantle-out").exists(), "{resumed:?}");
 }
 
 fn check_default_output(env: &TestEnv, done: &Exited) {
