@@ -456,16 +456,23 @@ impl RunTask {
             let matching = async {
                 let matched = sandbox.matching_files(&paths).await?;
                 // A name that stands for no file is refused again, with the reason, where it is read.
-                let refused = matched.refused.into_iter().map(|it| it.source);
-                Ok::<Vec<_>, SandboxError>(matched.files.into_iter().chain(refused).collect())
+                let refused = matched.refused.into_iter();
+                let (named, found): (Vec<_>, Vec<_>) =
+                    refused.partition(|it| paths.contains(&it.source));
+                let named = named.into_iter().map(|it| it.source);
+                let files = matched.files.into_iter().chain(named);
+                Ok::<_, SandboxError>((files.collect::<Vec<_>>(), found))
             };
             let mut outputs = SavedOutputs::default();
             if let Some(target) = &self.scope.outputs {
                 let options = target.options.clone();
-                let paths = matching.await?;
-                outputs = sandbox.save_outputs(&paths, &target.path, options).await?;
+                let (files, refused) = matching.await?;
+                outputs = sandbox.save_outputs(&files, &target.path, options).await?;
+                outputs.refused.extend(refused);
             } else if let Some(parent) = parent_sandbox {
-                outputs = sandbox.copy_outputs_to(&matching.await?, &**parent).await?;
+                let (files, refused) = matching.await?;
+                outputs = sandbox.copy_outputs_to(&files, &**parent).await?;
+                outputs.refused.extend(refused);
             } else if parent.is_some_and(|parent| !parent.shares_sandbox) {
                 let refused = paths.iter().map(|path| RefusedFile::new(path, NO_TARGET));
                 outputs.refused = refused.collect();

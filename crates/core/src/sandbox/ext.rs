@@ -291,7 +291,10 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
                 }
             };
             match found {
-                Ok(files) => matched.files.extend(files),
+                Ok(found) => {
+                    matched.files.extend(found.files);
+                    matched.refused.extend(found.refused);
+                }
                 Err(reason) => matched.refused.push(RefusedFile::new(name, reason)),
             }
         }

@@ -90,6 +90,25 @@ async fn files_of_reserved_names_in_a_directory_are_named() {
 }
 
 #[tokio::test]
+async fn files_with_names_that_are_not_utf8_are_named() {
+    let session = Session::open(provider()).await;
+    session
+        .run("mkdir odd; echo x > odd/a; echo y > \"odd/b$(printf '\\377')\"")
+        .await;
+    for path in ["odd", "odd/*"] {
+        let arguments = json!({"reason": "Done.", "paths": [path]});
+        let output = call(&Finish.into(), arguments, session.context()).await;
+        let output = output.expect("it works");
+        let text = output.content.text();
+        let refused = "`odd/b\u{fffd}` (its name is not UTF-8: rename it).";
+        assert!(!output.success && text.contains(refused), "{text}");
+    }
+    let matched = session.sandbox().matching_files(&["odd".to_owned()]).await;
+    assert_eq!(matched.expect("it lists").files, ["odd/a"]);
+    session.close().await;
+}
+
+#[tokio::test]
 async fn missing_files_are_named() {
     let session = Session::open(provider()).await;
     session
