@@ -505,6 +505,9 @@ async fn export(state: &StateDir, run: &KeptRun, directory: &Path) -> Result<(),
     // The working directory remains once the sandbox is dropped.
     sandbox.persist().await.internal()?;
     let Unfinished { kept, lost } = Unfinished::export(&*sandbox, directory.to_owned()).await;
+    if kept.is_empty() && lost.is_empty() {
+        return print("Nothing was copied: the working directory has no files.\n");
+    }
     let kept = kept.iter().map(|line| format!("{}\n", clean(line)));
     print(kept.collect::<String>())?;
     if lost.is_empty() {

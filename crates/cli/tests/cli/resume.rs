@@ -284,6 +284,10 @@ async fn results_without_an_output_directory_are_below_cantle_out() {
     let resumed = env.run(resume).await;
     assert_eq!(resumed.code, Some(0), "{resumed:?}");
     assert!(!env.path("cantle-out").exists(), "{resumed:?}");
+    let exported = env.run(["runs", "export", "last", "copy"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    let nothing = "Nothing was copied: the working directory has no files.\n";
+    assert_eq!(exported.stdout, nothing, "{exported:?}");
 }
 
 fn check_default_output(env: &TestEnv, done: &Exited) {
