@@ -65,6 +65,7 @@ impl From<SessionError> for Failure {
         let code = match error.kind() {
             SessionErrorKind::Input
             | SessionErrorKind::Output
+            | SessionErrorKind::Tools
             | SessionErrorKind::Approvals
             | SessionErrorKind::Budget
             | SessionErrorKind::Journal

@@ -174,6 +174,10 @@ async fn invalid_file_of_sub_agents_is_an_error() {
             "two tools are called `finish`",
         ),
         (
+            "[code_exec]\ndescription = \"x\"",
+            "two tools are called `code_exec`",
+        ),
+        (
             "[a]\ndescription = \"x\"\nbudget_usd = -0.5",
             "`budget_usd`: expected a number above 0",
         ),
