@@ -212,7 +212,11 @@ impl Chat {
             ("model", name) => self.set_model(name).await,
             ("compact", "") if self.runs.is_empty() => Ok("There is no conversation yet.\n".into()),
             ("compact", "") => return Ok(Next::Send(SUMMARIZE.to_owned())),
-            ("save", file) if !file.is_empty() => self.save(Path::new(file)),
+            ("save", "") => Err(anyhow!("name a file: /save FILE")),
+            ("save", file) => self.save(Path::new(file)),
+            ("help" | "quit" | "exit" | "cost" | "files" | "diff" | "undo" | "compact", _) => {
+                Err(anyhow!("/{name} takes no argument"))
+            }
             _ => Err(anyhow!(
                 "there is no command `{}`; /help lists them",
                 one_line(line)

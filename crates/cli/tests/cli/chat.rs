@@ -128,6 +128,10 @@ async fn messages_share_the_conversation_and_the_sandbox() {
     chat.shows("sandbox    notes").await;
     chat.enters("/nonsense").await;
     chat.shows("there is no command `/nonsense`").await;
+    chat.enters("/save").await;
+    chat.shows("name a file: /save FILE").await;
+    chat.enters("/cost now").await;
+    chat.shows("/cost takes no argument").await;
     chat.enters("/save talk.md").await;
     chat.shows("Saved talk.md").await;
     chat.enters("/quit").await;
