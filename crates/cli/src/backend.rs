@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use cantle::backends::docker::{DockerBackend, build_digest};
 use cantle::backends::local::LocalBackend;
-use cantle::backends::remote::RemoteBackend;
+use cantle::backends::remote::{RemoteBackend, RemoteBackendBuilder};
 use cantle::core::sandbox::{Backend, SandboxHandle};
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ impl BackendArg {
                     Some(template) => remote.template(template),
                     None => remote,
                 };
-                Arc::new(remote.build()?)
+                Arc::new(built(remote)?)
             }
         })
     }
@@ -140,9 +140,17 @@ pub(crate) fn for_handle(handle: &SandboxHandle) -> anyhow::Result<Arc<dyn Backe
     match handle.backend.as_str() {
         "local" => Ok(Arc::new(LocalBackend::new())),
         "docker" => Ok(Arc::new(containers())),
-        "remote" => Ok(Arc::new(RemoteBackend::from_env().build()?)),
+        "remote" => Ok(Arc::new(built(RemoteBackend::from_env())?)),
         other => bail!("unknown backend `{other}`"),
     }
+}
+
+/// Builds the backend of a service. An error says what to do.
+fn built(remote: RemoteBackendBuilder) -> anyhow::Result<RemoteBackend> {
+    remote.build().map_err(|error| match error.advice() {
+        Some(advice) => anyhow!("{error}. {advice}"),
+        None => error.into(),
+    })
 }
 
 /// Returns the path of a Dockerfile, or of the one in a directory, and its build context.

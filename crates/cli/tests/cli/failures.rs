@@ -275,6 +275,16 @@ async fn invalid_inputs_are_refused() {
 }
 
 #[tokio::test]
+async fn missing_key_of_a_remote_backend_is_explained() {
+    let args = ["run", "Read", "--backend", "remote"];
+    let refused = refused(&TestEnv::new(), &args).await;
+    assert_eq!(
+        refused.stderr,
+        "cantle: no API key is set for the remote backend. Set E2B_API_KEY, or pass the key to the backend.\n"
+    );
+}
+
+#[tokio::test]
 async fn unquoted_pattern_is_explained() {
     let env = TestEnv::new();
     let args = ["run", "--input", "a.csv", "b.csv", "Sum them up"];
