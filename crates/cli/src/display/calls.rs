@@ -195,7 +195,13 @@ fn command_result(result: &CommandResult<'_>, style: Style) -> (Vec<String>, Str
         (Some("0"), _) => style.paint.green("exit 0"),
         (Some(code), _) => style.paint.yellow(&format!("exit {}", one_line(code))),
         (None, Some("timeout")) => style.paint.yellow("timed out"),
-        (None, kind) => style.paint.yellow(&one_line(kind.unwrap_or("failed"))),
+        (None, kind) => {
+            let limit = result
+                .limit
+                .map(|it| format!("stopped at the limit of {it}"));
+            let end = limit.as_deref().or(kind).unwrap_or("failed");
+            style.paint.yellow(&one_line(end))
+        }
     };
     (lines.collect(), end)
 }

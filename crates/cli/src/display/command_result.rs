@@ -5,6 +5,8 @@
 pub(crate) struct CommandResult<'a> {
     pub(crate) exit_code: Option<&'a str>,
     pub(crate) error_kind: Option<&'a str>,
+    /// The limit that stopped the command, and its value.
+    pub(crate) limit: Option<&'a str>,
     pub(crate) stdout: &'a str,
     pub(crate) stderr: &'a str,
     pub(crate) background: Option<&'a str>,
@@ -22,11 +24,18 @@ impl<'a> CommandResult<'a> {
         Some(Self {
             exit_code: element(before, "exit_code"),
             error_kind: element(before, "error_kind"),
+            limit: element(before, "details").and_then(reached_limit),
             stdout,
             stderr,
             background: element(after, "background"),
         })
     }
+}
+
+/// Returns the limit that the details name, if one was reached.
+fn reached_limit(details: &str) -> Option<&str> {
+    let rest = details.strip_prefix("The command reached the limit of ")?;
+    rest.split_once(". ").map(|(limit, _)| limit)
 }
 
 fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
@@ -39,6 +48,7 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 mod tests {
     use std::time::Duration;
 
+    use cantle::core::policy::PolicyField;
     use cantle::core::sandbox::{
         Captured, CommandOutput, Exit, ExitStatus, RenderLimits, render_command,
     };
@@ -70,6 +80,19 @@ mod tests {
         let text = rendered(ExitStatus::TimedOut { limit }, "so far", "");
         let expected = CommandResult {
             error_kind: Some("timeout"),
+            stdout: "so far",
+            ..CommandResult::default()
+        };
+        assert_eq!(CommandResult::parse(&text), Some(expected));
+    }
+
+    #[test]
+    fn parses_a_reached_limit() {
+        let (field, limit) = (PolicyField::Disk, 1536);
+        let text = rendered(ExitStatus::LimitReached { field, limit }, "so far", "");
+        let expected = CommandResult {
+            error_kind: Some("limit_reached"),
+            limit: Some("disk, which is 1536 bytes"),
             stdout: "so far",
             ..CommandResult::default()
         };

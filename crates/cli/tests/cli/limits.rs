@@ -198,3 +198,16 @@ async fn skills_are_copied_and_invalid_ones_reported() {
     let exited = env.run(["run", "Draw", "--skills", "nowhere"]).await;
     assert_eq!(exited.code, Some(2), "{exited:?}");
 }
+
+#[tokio::test]
+async fn limit_that_stopped_a_command_is_named() {
+    let script = Script::new()
+        .turn(command("seq 100000"))
+        .turn(finish("Went on.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Count", "--limit", "output=1K"]).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "Went on.\n"));
+    let shown = "  └ stopped at the limit of output, which is 1 KiB · ";
+    assert!(exited.stderr.contains(shown), "{}", exited.stderr);
+}
