@@ -85,7 +85,7 @@ impl ApiError {
 
     /// Converts a failure to open a sandbox.
     pub(crate) fn open_failed(error: &SandboxError) -> Self {
-        let advice = error.advice().map(|advice| format!(" {advice}"));
+        let advice = error.advice().map(|advice| format!(". {advice}"));
         let message = format!("{error}{}", advice.unwrap_or_default());
         match error.kind() {
             SandboxErrorKind::Unenforceable | SandboxErrorKind::InvalidInput => {
@@ -118,5 +118,19 @@ impl IntoResponse for ApiError {
             headers.insert("should-retry", HeaderValue::from_static("false"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_is_a_sentence_of_its_own() {
+        let error = SandboxError::unavailable("no engine").with_advice("Start it.");
+        assert_eq!(
+            ApiError::open_failed(&error).message(),
+            "no engine. Start it."
+        );
     }
 }
