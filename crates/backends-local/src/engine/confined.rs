@@ -372,15 +372,33 @@ fn failure_reason(plan: &Plan, error: &StartError) -> String {
 }
 
 fn start_error(plan: &Plan, error: &StartError) -> SandboxError {
-    let advice = match error {
-        StartError::Start(error) if Errno::from_io_error(error) == Some(Errno::TOOMANYREFS) => {
+    SandboxError::unavailable(failure_reason(plan, error)).with_advice(start_advice(error))
+}
+
+fn start_advice(error: &StartError) -> &'static str {
+    let (StartError::Start(cause) | StartError::Step(_, cause) | StartError::Image(cause)) = error;
+    match Errno::from_io_error(cause) {
+        Some(Errno::TOOMANYREFS) => {
             "Programs of this user, perhaps in another sandbox, have sent each other too many open \
              files that were not received. End them."
         }
+        Some(Errno::MFILE) => "Raise the limit of open files (`ulimit -n`), or close sandboxes.",
         _ => {
-            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be \
-             started from memory."
+            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be started \
+             from memory."
         }
-    };
-    SandboxError::unavailable(failure_reason(plan, error)).with_advice(advice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_open_files_is_not_blamed_on_the_kernel() {
+        let advice = start_advice(&StartError::Start(Errno::MFILE.into()));
+        assert!(advice.contains("ulimit -n"), "{advice}");
+        let advice = start_advice(&StartError::Step(None, Errno::PERM.into()));
+        assert!(advice.contains("Linux 5.6"), "{advice}");
+    }
 }
