@@ -139,6 +139,9 @@ async fn run(
         };
         let failure = sandbox_failure(code, &error);
         let context = format!("failed to start `{}`", name.to_string_lossy());
+        if failure.error.to_string().starts_with(&context) {
+            return failure;
+        }
         Failure {
             error: failure.error.context(context),
             ..failure

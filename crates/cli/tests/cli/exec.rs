@@ -157,6 +157,11 @@ async fn start_failures_have_their_own_codes() {
         .run(args.into_iter().chain([data.to_str().unwrap()]))
         .await;
     assert_eq!(data.code, Some(126), "{data:?}");
+    assert_eq!(
+        data.stderr.matches("failed to start").count(),
+        1,
+        "{data:?}"
+    );
     let nothing = TestEnv::new().run(["exec"]).await;
     assert_eq!(nothing.code, Some(2));
 }
