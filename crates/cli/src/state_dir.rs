@@ -12,7 +12,8 @@ use cantle::core::ids::RunId;
 
 use crate::environment::path_variable;
 
-const VARIABLE: &str = "CANTLE_STATE_DIR";
+/// Variable of the state directory.
+pub(crate) const VARIABLE: &str = "CANTLE_STATE_DIR";
 
 /// A state directory.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::messages::warn;
 use crate::settings::layers::Layers;
-use crate::state_dir::{StateDir, create_traversable};
+use crate::state_dir::{StateDir, VARIABLE as STATE_VARIABLE, create_traversable};
 
 /// Open files of a server with thousands of sandboxes and connections.
 const OPEN_FILES: u64 = 1 << 17;
@@ -179,6 +179,10 @@ fn not_started(error: &ServeError) -> Failure {
         ServeErrorKind::Bind => (
             Code::Internal,
             ". Choose another address with --listen".to_owned(),
+        ),
+        ServeErrorKind::State => (
+            Code::Internal,
+            format!(". Choose another state directory with {STATE_VARIABLE}"),
         ),
         _ => (Code::Internal, String::new()),
     };

@@ -66,6 +66,19 @@ async fn an_address_in_use_is_explained() {
     assert!(exited.stderr.contains("with --listen"), "{exited:?}");
 }
 
+#[tokio::test]
+async fn a_state_directory_in_use_is_explained() {
+    let env = TestEnv::new();
+    let args = ["serve", "--listen", "127.0.0.1:0"];
+    let mut server = RunningProgram::start(env.command(args));
+    server.next_line().await;
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(exited.stderr.contains("in use"), "{exited:?}");
+    assert!(exited.stderr.contains("CANTLE_STATE_DIR"), "{exited:?}");
+    server.kill().await;
+}
+
 /// Returns the arguments of a client that prints its host name, which is a container's id, and keeps running.
 fn long_running(mark: &Mark) -> [String; 7] {
     let line = format!("cat /etc/hostname || echo none; bash -c 'sleep 1000; true' {mark}; true");
