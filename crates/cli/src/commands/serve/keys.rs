@@ -29,7 +29,7 @@ pub(super) fn keys(file: Option<&Path>) -> anyhow::Result<Vec<SecretText>> {
 /// Returns the keys of a file of principals: lines of `KEY ID [LEVEL]`.
 pub(super) fn principals(file: &Path) -> anyhow::Result<Vec<(SecretText, Principal)>> {
     let text = read(file)?;
-    let mut levels = HashMap::new();
+    let (mut levels, mut owners) = (HashMap::new(), HashMap::new());
     let mut principals = Vec::new();
     for line in entries(&text, '\n') {
         // The line has a key: an error does not repeat it.
@@ -37,6 +37,9 @@ pub(super) fn principals(file: &Path) -> anyhow::Result<Vec<(SecretText, Princip
         let (Some(key), Some(id)) = (words.next(), words.next()) else {
             bail!("{} has a line that is not `KEY ID [LEVEL]`", file.display());
         };
+        if *owners.entry(key).or_insert(id) != id {
+            bail!("{} binds one key to several principals", file.display());
+        }
         let level = words.next().map_or(Ok(Level::Guest), str::parse);
         let level = level.with_context(|| format!("the level of `{id}` is invalid"))?;
         if words.next().is_some() || *levels.entry(id).or_insert(level) != level {
@@ -89,6 +92,7 @@ mod tests {
             "hunter2 alice root",
             "hunter2 alice user more",
             "hunter2 alice user\nkey alice admin",
+            "hunter2 alice\nhunter2 bob",
         ] {
             let error = format!("{:#}", parsed(wrong).unwrap_err());
             assert!(!error.contains("hunter2"), "{error}");
