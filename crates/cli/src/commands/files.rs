@@ -93,7 +93,10 @@ async fn get(files: &Files, owner: &str, id: FileId, file: Option<PathBuf>) -> R
     let mut staged = tokio::fs::File::from_std(staged);
     let copied = files::copy(content, &mut staged).await;
     copied.with_context(failed).internal()?;
-    let persisted = staged_path.persist_noclobber(&path);
+    // The message of its own error type names the temporary file.
+    let persisted = staged_path
+        .persist_noclobber(&path)
+        .map_err(|refused| refused.error);
     persisted.with_context(failed).internal()?;
     print(format!("{}\n", path.display()))
 }

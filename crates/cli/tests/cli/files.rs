@@ -134,6 +134,7 @@ async fn mistakes_are_named_and_change_nothing() {
         (vec!["get", "x"], 2, "invalid value 'x' for '<ID>'"),
         (vec!["get", unknown], 2, "File not found"),
         (vec!["get", id, "missing/a"], 1, "failed to write missing/a"),
+        (vec!["get", id], 1, "failed to write a: File exists"),
         (vec!["rm", "../a"], 2, "invalid value '../a'"),
         (vec!["rm", unknown, id], 2, "File not found"),
         (vec!["put"], 2, "required arguments"),
