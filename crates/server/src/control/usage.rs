@@ -30,9 +30,11 @@ fn to_json(usage: &Usage) -> Value {
     })
 }
 
-async fn measure(member: &Member) -> Option<Value> {
+/// Measures a sandbox whose policy may limit its memory to fewer bytes than the machine has.
+async fn measure(member: &Member, memory_limit: Option<u64>) -> Option<Value> {
     let running = member.running()?;
-    let usage = usage::measure(&running).await.ok()?;
+    let mut usage = usage::measure(&running).await.ok()?;
+    usage.memory_total = usage.memory_total.min(memory_limit.unwrap_or(u64::MAX));
     Some(to_json(&usage))
 }
 
@@ -55,7 +57,10 @@ pub(super) async fn one(
         }
     }
     let usage = match is_included {
-        true => measure(&sandbox.member).await,
+        true => {
+            let limits = &sandbox.fleet.settings.policy.limits;
+            measure(&sandbox.member, limits.memory_bytes).await
+        }
         false => None,
     };
     Ok(Json(usage.into_iter().collect()))
@@ -77,8 +82,9 @@ pub(super) async fn many(
         let message = format!("at most {MAX_SANDBOXES} sandboxes per request");
         return Err(ApiError::bad_request(message));
     }
-    let measuring = stream::iter(members).map(|member| async move {
-        let usage = measure(&member).await?;
+    let memory_limit = fleet.settings.policy.limits.memory_bytes;
+    let measuring = stream::iter(members).map(move |member| async move {
+        let usage = measure(&member, memory_limit).await?;
         Some((member.identity.id.clone(), usage))
     });
     let sandboxes: Map<String, Value> = measuring

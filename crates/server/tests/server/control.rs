@@ -1,5 +1,6 @@
 //! The control plane: authorization, quotas, responses.
 
+use cantle_core::policy::Policy;
 use cantle_core::secret::SecretText;
 use cantle_server::{ServeErrorKind, ServerLimits};
 use http::{Method, Request, StatusCode};
@@ -318,6 +319,24 @@ async fn the_deadline_can_be_moved_and_connecting_only_extends_it() {
     assert_eq!(post("connect", json!({ "timeout": 200 })).await, 200);
     assert!(end().await.as_str() > first.as_str());
     assert_eq!(post("timeout", json!({})).await, 400);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn total_memory_is_that_of_the_policy() {
+    let mut policy = Policy::workspace();
+    policy.limits.memory_bytes = Some(256 << 20);
+    let server = serve_with(|builder| builder.policy(policy)).await;
+    let sandbox = server.create_default().await;
+    let path = format!("/sandboxes/{}/metrics", sandbox.id);
+    let one = server.control(Method::GET, &path, None).await.json();
+    let path = format!("/sandboxes/metrics?sandbox_ids={}", sandbox.id);
+    let many = server.control(Method::GET, &path, None).await.json();
+    let many = &many["sandboxes"][&sandbox.id];
+    assert_eq!(
+        (&one[0]["memTotal"], &many["memTotal"]),
+        (&json!(256 << 20), &json!(256 << 20))
+    );
     server.stop().await;
 }
 
