@@ -160,7 +160,7 @@ pub(crate) fn ended(exit: &Exit) -> Bytes {
             let status = format!("exit status {code}");
             json!({ "exitCode": code, "exited": true, "status": status, "error": status })
         }
-        ExitStatus::Signal(signal) => by_signal(signal_name(signal)),
+        ExitStatus::Signal(signal) => by_signal(&signal_name(signal)),
         // Killed by Cantle or by the kernel for a limit.
         _ => by_signal("signal: killed"),
     };
@@ -181,22 +181,47 @@ fn by_signal(status: &str) -> serde_json::Value {
     json!({ "exitCode": -1, "exited": false, "status": status, "error": status })
 }
 
-/// The description of a signal in Go, envd's language.
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        1 => "signal: hangup",
-        2 => "signal: interrupt",
-        3 => "signal: quit",
-        4 => "signal: illegal instruction",
-        6 => "signal: aborted",
-        7 => "signal: bus error",
-        8 => "signal: floating point exception",
-        9 => "signal: killed",
-        11 => "signal: segmentation error",
-        13 => "signal: broken pipe",
-        14 => "signal: alarm clock",
-        15 => "signal: terminated",
-        _ => "signal: other",
+/// The descriptions of the signals from 1 on in Go, envd's language.
+const SIGNALS: [&str; 31] = [
+    "hangup",
+    "interrupt",
+    "quit",
+    "illegal instruction",
+    "trace/breakpoint trap",
+    "aborted",
+    "bus error",
+    "floating point exception",
+    "killed",
+    "user defined signal 1",
+    "segmentation fault",
+    "user defined signal 2",
+    "broken pipe",
+    "alarm clock",
+    "terminated",
+    "stack fault",
+    "child exited",
+    "continued",
+    "stopped (signal)",
+    "stopped",
+    "stopped (tty input)",
+    "stopped (tty output)",
+    "urgent I/O condition",
+    "CPU time limit exceeded",
+    "file size limit exceeded",
+    "virtual timer expired",
+    "profiling timer expired",
+    "window changed",
+    "I/O possible",
+    "power failure",
+    "bad system call",
+];
+
+fn signal_name(signal: i32) -> String {
+    let index = usize::try_from(signal).ok();
+    let index = index.and_then(|number| number.checked_sub(1));
+    match index.and_then(|index| SIGNALS.get(index)) {
+        Some(name) => format!("signal: {name}"),
+        None => format!("signal: signal {signal}"),
     }
 }
 
@@ -227,6 +252,15 @@ mod tests {
         });
         assert_eq!(end(ExitStatus::Signal(9)), killed);
         assert_eq!(end(ExitStatus::Cancelled), killed);
+        for (signal, status) in [
+            (1, "signal: hangup"),
+            (11, "signal: segmentation fault"),
+            (24, "signal: CPU time limit exceeded"),
+            (31, "signal: bad system call"),
+            (40, "signal: signal 40"),
+        ] {
+            assert_eq!(end(ExitStatus::Signal(signal))["status"], status);
+        }
     }
 
     #[test]
