@@ -55,7 +55,7 @@ pub(crate) struct ServeArgs {
     pub(crate) prepare: Option<Preparation>,
 
     /// Domain under which clients reach it (E2B_DOMAIN), behind a proxy that terminates TLS
-    #[arg(long, value_name = "DOMAIN")]
+    #[arg(long, value_name = "DOMAIN", value_parser = parse_domain)]
     pub(crate) domain: Option<String>,
 
     /// Maximum number of running sandboxes [default: 1000]
@@ -164,4 +164,18 @@ pub(crate) struct ServedToolsArgs {
 fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
     let expected = "expected an IP address and a port, such as 127.0.0.1:3010 or 0.0.0.0:3010";
     text.parse().map_err(|_| expected)
+}
+
+/// Checks that a domain is a name, with or without a port.
+fn parse_domain(text: &str) -> Result<String, &'static str> {
+    let name = match text.split_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => text,
+    };
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_allowed);
+    let is_name = name.split('.').all(is_label);
+    is_name
+        .then(|| text.to_owned())
+        .ok_or("expected a domain name, such as sbx.example.com")
 }

@@ -99,3 +99,15 @@ fn serve_says_what_an_address_is() {
     }
     assert!(try_parse(&["serve", "--listen", "[::1]:0"]).is_ok());
 }
+
+#[test]
+fn serve_says_what_a_domain_is() {
+    for domain in ["", "https://sbx.example.com", "*.example.com", "a b", "x."] {
+        let error = try_parse(&["serve", "--domain", domain]).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("such as sbx.example.com"), "{error}");
+    }
+    for domain in ["sbx.example.com", "localhost", "sbx.example.com:8443"] {
+        assert!(try_parse(&["serve", "--domain", domain]).is_ok());
+    }
+}
