@@ -38,7 +38,9 @@ pub(crate) fn destination<B>(request: &Request<B>) -> Destination {
         (Some(Ok(id)), Some(Ok(port))) => sandbox(id, port).unwrap_or(Destination::Malformed),
         (None, None) => {
             let host = host(request.uri(), request.headers()).unwrap_or_default();
+            // Host names have no case, and IDs are in lower case.
             let label = host.split('.').next().unwrap_or_default();
+            let label = label.to_ascii_lowercase();
             let named = label.split_once('-').filter(|_| host.contains('.'));
             match named.and_then(|(port, id)| sandbox(id, port)) {
                 Some(named) => named,
@@ -94,8 +96,11 @@ pub(crate) fn is_own_host<B>(request: &Request<B>, domain: Option<&str>) -> bool
         // HTTP/1.0, which browsers do not use.
         return true;
     };
+    let lowercase = host.to_ascii_lowercase();
     let is_in = |domain: &str| {
-        let above = host.strip_suffix(domain);
+        // Host names have no case, and the domain may have a port.
+        let domain = domain.split(':').next().unwrap_or_default();
+        let above = lowercase.strip_suffix(&domain.to_ascii_lowercase());
         above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
     };
     host.parse::<IpAddr>().is_ok() || is_in("localhost") || domain.is_some_and(is_in)
@@ -128,8 +133,13 @@ mod tests {
             (PORT_HEADER, "49983"),
         ]);
         assert_eq!(destination(&by_headers), envd("iabc1"));
-        let by_host = request(&[("host", "49983-iabc1.sbx.example.com:8443")]);
-        assert_eq!(destination(&by_host), envd("iabc1"));
+        for host in [
+            "49983-iabc1.sbx.example.com:8443",
+            "49983-IABC1.SBX.example.com",
+        ] {
+            let by_host = request(&[("host", host)]);
+            assert_eq!(destination(&by_host), envd("iabc1"), "{host}");
+        }
         let by_credential = request(&[("host", "127.0.0.1:3010"), (TOKEN_HEADER, "t")]);
         assert_eq!(destination(&by_credential), Destination::ByCredential);
         assert_eq!(
@@ -180,21 +190,26 @@ mod tests {
 
     #[test]
     fn foreign_host_names_are_not_own() {
-        let own = |host: &str| is_own_host(&request(&[("host", host)]), Some("sbx.example.com"));
-        for host in [
-            "127.0.0.1:1",
-            "localhost:3010",
-            "[::1]:80",
-            "api.sbx.example.com",
-        ] {
-            assert!(own(host), "{host}");
-        }
-        for host in [
-            "evil.example.com",
-            "localhost.evil.example.com",
-            "evilsbx.example.com",
-        ] {
-            assert!(!own(host), "{host}");
+        for domain in ["sbx.example.com", "SBX.example.com", "sbx.example.com:8443"] {
+            let own = |host: &str| is_own_host(&request(&[("host", host)]), Some(domain));
+            for host in [
+                "127.0.0.1:1",
+                "localhost:3010",
+                "LOCALHOST",
+                "[::1]:80",
+                "api.sbx.example.com",
+                "API.SBX.EXAMPLE.COM",
+                "sbx.example.com:8443",
+            ] {
+                assert!(own(host), "{host}, {domain}");
+            }
+            for host in [
+                "evil.example.com",
+                "localhost.evil.example.com",
+                "evilsbx.example.com",
+            ] {
+                assert!(!own(host), "{host}, {domain}");
+            }
         }
     }
 }
