@@ -227,6 +227,9 @@ async fn read(request: Body, charge: &mut MemoryCharge) -> ApiResult<Bytes> {
     let bytes = body::read_all(request, REQUEST_BYTES, IDLE, charge, REQUEST_WEIGHT).await;
     bytes.map_err(|error| match error {
         BodyError::Memory(error) => ApiError::quota_exceeded(error.to_string()),
+        BodyError::TooLarge { .. } => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+        }
         error => ApiError::bad_request(error.to_string()),
     })
 }

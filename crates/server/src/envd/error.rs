@@ -53,8 +53,8 @@ pub(crate) type Result<T, E = EnvdError> = std::result::Result<T, E>;
 pub(crate) struct EnvdError {
     pub(crate) code: RpcCode,
     pub(crate) message: String,
-    /// The disk is full, which has a status of its own in plain HTTP.
-    is_full: bool,
+    /// The status in plain HTTP, if it is not that of the code.
+    plain_status: Option<StatusCode>,
     /// The sandbox is gone.
     pub(crate) is_gone: bool,
 }
@@ -68,7 +68,7 @@ impl EnvdError {
         Self {
             code,
             message: bounded(message),
-            is_full: false,
+            plain_status: None,
             is_gone: false,
         }
     }
@@ -101,11 +101,7 @@ impl EnvdError {
 
     /// The response to a plain HTTP request.
     pub(crate) fn into_plain(self) -> Response {
-        let status = if self.is_full {
-            StatusCode::INSUFFICIENT_STORAGE
-        } else {
-            self.code.status()
-        };
+        let status = self.plain_status.unwrap_or_else(|| self.code.status());
         self.respond_with(|error| plain(status, &error.message))
     }
 
@@ -148,7 +144,7 @@ impl From<SandboxError> for EnvdError {
             false => error.to_string(),
         };
         Self {
-            is_full,
+            plain_status: is_full.then_some(StatusCode::INSUFFICIENT_STORAGE),
             is_gone: error.kind() == SandboxErrorKind::Gone,
             ..Self::new(code, message)
         }
@@ -180,6 +176,11 @@ impl From<BodyError> for EnvdError {
             BodyError::Idle => RpcCode::DeadlineExceeded,
             BodyError::Disconnected => RpcCode::InvalidArgument,
         };
-        Self::new(code, error.to_string())
+        // Connect RPC has one code for both; of plain HTTP's, 429 tells clients to retry.
+        let is_too_large = matches!(error, BodyError::TooLarge { .. });
+        Self {
+            plain_status: is_too_large.then_some(StatusCode::PAYLOAD_TOO_LARGE),
+            ..Self::new(code, error.to_string())
+        }
     }
 }

@@ -267,7 +267,7 @@ async fn bad_requests_are_refused() {
         ("/contexts", json!({ "cwd": "x".repeat(5000) }), 400),
         ("/contexts/none/restart", json!({}), 404),
         ("/other", json!({}), 404),
-        ("/execute", json!({ "code": "x".repeat(9 << 20) }), 429),
+        ("/execute", json!({ "code": "x".repeat(9 << 20) }), 413),
     ] {
         let answer = post(&sandbox, path, body).await;
         assert_eq!(answer.status.as_u16(), status, "{path}: {answer:?}");
