@@ -173,12 +173,33 @@ pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, Invalid
             path: Some(error.path().to_string())
                 .filter(|path| path != ".")
                 .unwrap_or_default(),
-            message: error.inner().to_string(),
+            message: without_rust_type(error.inner().to_string()),
         };
         let message = problem.to_string();
         let path = Some(problem.path).filter(|path| !path.is_empty());
         InvalidArguments { path, message }
     })
+}
+
+/// Replaces the name of a Rust type at the end of one of serde's messages.
+fn without_rust_type(message: String) -> String {
+    let Some((problem, name)) = message.rsplit_once(", expected ") else {
+        return message;
+    };
+    let expected = match name {
+        "u8" => "an integer from 0 to 255",
+        "u16" => "an integer from 0 to 65535",
+        "u32" => "an integer from 0 to 4294967295",
+        "u64" | "usize" => "an integer of at least 0",
+        "a nonzero u8" => "an integer from 1 to 255",
+        "a nonzero u16" => "an integer from 1 to 65535",
+        "a nonzero u32" => "an integer from 1 to 4294967295",
+        "a nonzero u64" | "a nonzero usize" => "an integer of at least 1",
+        "i64" | "isize" => "an integer",
+        "f32" | "f64" => "a number",
+        _ => return message,
+    };
+    format!("{problem}, expected {expected}")
 }
 
 /// Names the type of a JSON value.
@@ -190,5 +211,33 @@ pub(super) fn kind(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::Array(_) => "list",
         Value::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_no_rust_type() {
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only errors are tested")]
+        struct Params {
+            start: Option<u64>,
+            lines: Option<NonZeroU64>,
+        }
+        let error = |arguments| typed::<Params>(&arguments).unwrap_err().to_string();
+        assert_eq!(
+            error(json!({"start": -1})),
+            "Argument `start`: invalid value: integer `-1`, expected an integer of at least 0"
+        );
+        assert_eq!(
+            error(json!({"lines": 0})),
+            "Argument `lines`: invalid value: integer `0`, expected an integer of at least 1"
+        );
     }
 }

@@ -178,7 +178,7 @@ async fn results_can_have_a_rust_type() {
         ),
         (
             json!({"number": 700}),
-            "Argument `number`: invalid value: integer `700`, expected u8",
+            "Argument `number`: invalid value: integer `700`, expected an integer from 0 to 255",
         ),
         (
             json!({"number": 7, "sure": true}),
