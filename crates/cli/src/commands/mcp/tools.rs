@@ -367,6 +367,9 @@ async fn read_file(
     if has_more {
         let note = format!("(bytes {start} to {end}; read on with start = {end})");
         parts.push(Part::Text(note));
+    } else if start > 0 && bytes.is_empty() {
+        let note = format!("(no bytes from {start} on: the file ends there or before)");
+        parts = vec![Part::Text(note)];
     }
     Ok(ToolOutput::new(Content::Parts(parts)))
 }

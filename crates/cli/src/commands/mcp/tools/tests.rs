@@ -7,9 +7,12 @@ use super::*;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn run(tools: &SandboxTools, command: &str) -> Result<ToolOutput, ToolError> {
-    let tool = tools.list().swap_remove(0);
-    assert_eq!(tool.name(), "run_command");
-    let arguments: Value = json!({"command": command});
+    call(tools, "run_command", json!({"command": command})).await
+}
+
+async fn call(tools: &SandboxTools, name: &str, arguments: Value) -> Result<ToolOutput, ToolError> {
+    let mut tools = tools.list().into_iter();
+    let tool = tools.find(|tool| tool.name() == name).unwrap();
     let cx = ToolContext::new(RunId::new(), "call-1");
     tool.call(tool.parse(&arguments.to_string())?.arguments, cx)
         .await
@@ -34,5 +37,23 @@ async fn unused_sandbox_is_closed_and_the_next_call_says_so() {
     assert!(refused.to_string().contains("closed"), "{refused}");
     let output = run(&tools, "cat file").await.unwrap().content.text();
     assert!(output.contains("No such file"), "{output}");
+    tools.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_after_the_end_of_a_file_is_reported() {
+    let backend = Arc::new(LocalBackend::new());
+    let tools = SandboxTools::new(backend, Policy::workspace(), None, None);
+    run(&tools, "printf text > file").await.unwrap();
+    let read = async |start: u64| {
+        let arguments = json!({"path": "file", "start": start});
+        let output = call(&tools, "read_file", arguments).await;
+        output.unwrap().content.text()
+    };
+    assert_eq!(read(2).await, "xt");
+    for start in [4, 5000] {
+        let note = format!("(no bytes from {start} on: the file ends there or before)");
+        assert_eq!(read(start).await, note);
+    }
     tools.close().await.unwrap();
 }
