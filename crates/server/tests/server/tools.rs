@@ -382,8 +382,10 @@ async fn a_bound_key_acts_for_its_principal_only() {
     );
     // A call can lower the level of the key, and not raise it.
     let delete = |level: &str| json!({"tool_name": "delete_file", "arguments": id, "user_id": "alice", "level": level});
-    let lowered = service.send("alices", delete("guest")).await.json();
-    assert_eq!(lowered["success"], false, "{lowered}");
+    for level in ["guest", "boss"] {
+        let lowered = service.send("alices", delete(level)).await.json();
+        assert_eq!(lowered["success"], false, "{lowered}");
+    }
     let deleted = service.send("alices", delete("owner")).await.json();
     assert_eq!(deleted["result"]["deleted"], true, "{deleted}");
     service.server.stop().await;
