@@ -199,6 +199,7 @@ async fn start_failure_is_typed_error_with_advice() {
         (argv("./missing"), SandboxErrorKind::NotFound),
         (argv("./broken"), SandboxErrorKind::NotFound),
         (argv("./plain"), SandboxErrorKind::PermissionDenied),
+        (argv("/"), SandboxErrorKind::PermissionDenied),
         (argv(""), SandboxErrorKind::InvalidInput),
         (argv("a\0b"), SandboxErrorKind::InvalidInput),
         (
@@ -229,6 +230,8 @@ async fn start_failure_is_typed_error_with_advice() {
     }
     let error = refused(&*sandbox, argv("no-such-program")).await;
     assert!(error.to_string().contains("/usr/bin"), "{error}");
+    let directory = refused(&*sandbox, argv("/")).await;
+    assert!(directory.advice().unwrap().contains("not a directory"));
     let long = refused(&*sandbox, shell(&"x".repeat(3 << 20))).await;
     assert!(long.advice().unwrap().contains("a file"), "{long}");
     assert!(long.to_string().len() < 1000);

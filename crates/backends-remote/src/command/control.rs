@@ -176,8 +176,9 @@ impl CommandControl {
             }
             "program_denied" => {
                 let message = format!("failed to start `{name}`: it is not executable");
-                SandboxError::new(Kind::PermissionDenied, message)
-                    .with_advice("Make it executable first (`chmod +x`).")
+                SandboxError::new(Kind::PermissionDenied, message).with_advice(
+                    "It must be a file that is executable (`chmod +x`), not a directory.",
+                )
             }
             other => SandboxError::new(Kind::Io, format!("failed to start `{name}`: {other}")),
         }

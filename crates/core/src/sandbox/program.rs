@@ -77,9 +77,8 @@ impl Program {
             io::ErrorKind::NotFound => error.with_advice(
                 "Check the path. A script's first line (`#!`) must name a program that exists.",
             ),
-            io::ErrorKind::PermissionDenied => {
-                error.with_advice("Make it executable first (`chmod +x`).")
-            }
+            io::ErrorKind::PermissionDenied => error
+                .with_advice("It must be a file that is executable (`chmod +x`), not a directory."),
             _ => error,
         }
     }
