@@ -19,7 +19,8 @@ pub(super) fn keys(file: Option<&Path>) -> anyhow::Result<Vec<SecretText>> {
         Some(path) => (read(path)?, '\n'),
         None => (variable(KEYS_VARIABLE).unwrap_or_default(), ','),
     };
-    let keys: Vec<SecretText> = entries(&text, separator).map(SecretText::from).collect();
+    let entries = entries(&text, separator);
+    let keys: Vec<SecretText> = entries.map(|(_, key)| key.into()).collect();
     match file {
         Some(path) if keys.is_empty() => Err(anyhow!("{} contains no key", path.display())),
         _ => Ok(keys),
@@ -31,21 +32,23 @@ pub(super) fn principals(file: &Path) -> anyhow::Result<Vec<(SecretText, Princip
     let text = read(file)?;
     let (mut levels, mut owners) = (HashMap::new(), HashMap::new());
     let mut principals = Vec::new();
-    for line in entries(&text, '\n') {
+    for (number, line) in entries(&text, '\n') {
         // The line has a key: an error does not repeat it.
+        let place = || format!("line {number} of {}", file.display());
         let mut words = line.split_whitespace();
         let (Some(key), Some(id)) = (words.next(), words.next()) else {
-            bail!("{} has a line that is not `KEY ID [LEVEL]`", file.display());
+            bail!("{} is not `KEY ID [LEVEL]`", place());
         };
         if *owners.entry(key).or_insert(id) != id {
-            bail!("{} binds one key to several principals", file.display());
+            bail!("{} binds a key to a second principal", place());
         }
         let level = words.next().map_or(Ok(Level::Guest), str::parse);
-        let level = level.with_context(|| format!("the level of `{id}` is invalid"))?;
+        let level = level.with_context(place)?;
         if words.next().is_some() || *levels.entry(id).or_insert(level) != level {
-            bail!("`{id}` has several levels in {}", file.display());
+            bail!("{} gives `{id}` a second level", place());
         }
-        principals.push((key.into(), Principal::new(id, level)?));
+        let principal = Principal::new(id, level).with_context(place)?;
+        principals.push((key.into(), principal));
     }
     if principals.is_empty() {
         bail!("{} contains no principal", file.display());
@@ -58,10 +61,12 @@ fn read(file: &Path) -> anyhow::Result<String> {
         .with_context(|| format!("failed to read the keys in {}", file.display()))
 }
 
-fn entries(text: &str, separator: char) -> impl Iterator<Item = &str> {
+/// Returns the entries with their numbers, counted from 1, without empty ones and comments.
+fn entries(text: &str, separator: char) -> impl Iterator<Item = (usize, &str)> {
     let text = without_byte_order_mark(text);
     let entries = text.split(separator).map(str::trim);
-    entries.filter(|entry| !entry.is_empty() && !entry.starts_with('#'))
+    let numbered = (1..).zip(entries);
+    numbered.filter(|(_, entry)| !entry.is_empty() && !entry.starts_with('#'))
 }
 
 #[cfg(test)]
@@ -86,16 +91,18 @@ mod tests {
         let expected = [("one", &alice), ("two", &alice), ("three", &bob)];
         let expected = expected.map(|(key, it)| (key.to_owned(), it.clone()));
         assert_eq!(parsed(text).unwrap(), expected);
-        for wrong in [
-            "",
-            "hunter2",
-            "hunter2 alice root",
-            "hunter2 alice user more",
-            "hunter2 alice user\nkey alice admin",
-            "hunter2 alice\nhunter2 bob",
+        for (wrong, line) in [
+            ("", ""),
+            ("hunter2", "line 1 of "),
+            ("# key id level\n\nhunter2", "line 3 of "),
+            ("hunter2 alice root", "line 1 of "),
+            ("hunter2 alice user more", "line 1 of "),
+            ("hunter2 alice user\nkey alice admin", "line 2 of "),
+            ("hunter2 alice\nhunter2 bob", "line 2 of "),
         ] {
             let error = format!("{:#}", parsed(wrong).unwrap_err());
             assert!(!error.contains("hunter2"), "{error}");
+            assert!(error.starts_with(line), "{error}");
         }
     }
 }
