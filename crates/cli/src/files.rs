@@ -1,5 +1,6 @@
 //! Stored files: which store and catalogue a command uses.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,6 +48,26 @@ pub(crate) struct FilesArgs {
 }
 
 impl FilesArgs {
+    /// Returns a flag that was given, if there is one. Variables are for all commands.
+    pub(crate) fn flag(&self) -> Option<&'static str> {
+        let store = self.store.as_ref().map(OsStr::new);
+        let catalogue = self.catalogue.as_ref().map(OsStr::new);
+        let credentials = self.store_credentials.as_deref().map(Path::as_os_str);
+        let given = [
+            ("--store", "CANTLE_STORE", store),
+            ("--catalogue", "CANTLE_CATALOGUE", catalogue),
+            (
+                "--store-credentials",
+                "CANTLE_STORE_CREDENTIALS",
+                credentials,
+            ),
+        ];
+        let mut flags = given.into_iter().filter(|(_, variable, value)| {
+            value.is_some() && std::env::var_os(variable).as_deref() != *value
+        });
+        flags.next().map(|(flag, ..)| flag)
+    }
+
     /// Opens the files, without addresses.
     pub(crate) async fn open(&self, state: &StateDir) -> anyhow::Result<Files> {
         self.open_with(state, |store, _| Ok(store)).await
@@ -77,15 +98,12 @@ impl FilesArgs {
 
     /// Opens a bucket; connects to nothing yet.
     pub(crate) fn open_bucket(&self, address: &str) -> anyhow::Result<FileStore> {
-        let (scheme, place) = address.split_once("://").unwrap_or_default();
+        let (is_azure, place) = bucket(address)?;
         let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
         let credentials = self.store_credentials.as_deref();
-        let store = match scheme {
-            "s3" => s3(name, credentials)?,
-            "az" => azure(name, credentials)?,
-            _ => bail!(
-                "`{address}` is not a store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
-            ),
+        let store = match is_azure {
+            false => s3(name, credentials)?,
+            true => azure(name, credentials)?,
         };
         Ok(store.with_prefix(prefix)?)
     }
@@ -97,6 +115,7 @@ impl FilesArgs {
     ) -> anyhow::Result<Files> {
         if let Some(address) = self.store.as_deref().filter(|it| is_bucket(it)) {
             let Some(catalogue) = &self.catalogue else {
+                bucket(address)?;
                 bail!("a bucket needs a catalogue: name one with --catalogue or CANTLE_CATALOGUE");
             };
             let store = with_urls(self.open_bucket(address)?, true)?;
@@ -111,6 +130,17 @@ impl FilesArgs {
             Some(catalogue) => join(store, catalogue).await,
             None => sqlite(store, &directory.join("catalogue.sqlite")).await,
         }
+    }
+}
+
+/// Returns whether a bucket is Azure's, and the part of its address after the scheme.
+fn bucket(address: &str) -> anyhow::Result<(bool, &str)> {
+    match address.split_once("://") {
+        Some(("s3", place)) => Ok((false, place)),
+        Some(("az", place)) => Ok((true, place)),
+        _ => bail!(
+            "`{address}` is not a store: use a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+        ),
     }
 }
 

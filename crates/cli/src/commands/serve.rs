@@ -37,6 +37,9 @@ pub(crate) async fn perform(
     args: ServeArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
+    if let (false, Some(flag)) = (args.tools.is_enabled, args.tools.files.flag()) {
+        return Err(anyhow!("{flag} has no effect without --tools")).usage();
+    }
     let layers = Layers::with_files(&args.settings).usage()?;
     let templates = args.template.iter().map(|it| &it.backend);
     let is_any_local = templates.chain([&args.backend]).any(BackendArg::is_local);

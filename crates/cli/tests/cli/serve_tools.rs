@@ -151,6 +151,16 @@ async fn settings_that_can_not_work_are_refused() {
             2,
             "a bucket needs a catalogue",
         ),
+        (
+            &["--tools", "--store", "ftp://bucket"],
+            2,
+            "`ftp://bucket` is not a store",
+        ),
+        (
+            &["--store", "files"],
+            2,
+            "--store has no effect without --tools",
+        ),
         (&["--principals", "keys"], 2, "`KEY ID [LEVEL]`"),
     ] {
         let listen = ["serve", "--listen", "127.0.0.1:0"];
