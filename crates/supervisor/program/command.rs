@@ -65,7 +65,7 @@ pub fn start(
             keep(body, report, stdio, profile)
         }
         Ok(Forked::Parent { child }) => drop(commands.0.push((id, child))),
-        Err(errno) => send_report(report, failed(StartStage::Fork, errno), &[]),
+        Err(errno) => send_report(report, failed(StartStage::Fork, errno)),
     }
 }
 
@@ -74,8 +74,8 @@ fn failed(stage: StartStage, Errno(errno): Errno) -> Report {
 }
 
 /// Sends a report. If the owner is gone, init ends soon.
-fn send_report(socket: Fd, report: Report, fds: &[Fd]) {
-    let _ = sys::send(socket, &report.encode(), fds);
+fn send_report(socket: Fd, report: Report) {
+    let _ = sys::send(socket, &report.encode(), &[]);
 }
 
 /// Starts the command, reports its end, and stays until no descendant is left.
@@ -88,7 +88,7 @@ fn keep(body: Fd, report: Fd, stdio: &[Fd], profile: &CommandProfile) -> ! {
     let leader = match started {
         Ok(leader) => leader,
         Err((stage, errno)) => {
-            send_report(report, failed(stage, errno), &[]);
+            send_report(report, failed(stage, errno));
             sys::exit(0);
         }
     };
@@ -105,7 +105,7 @@ fn keep(body: Fd, report: Fd, stdio: &[Fd], profile: &CommandProfile) -> ! {
             cpu_us: seconds * 1_000_000 + (usage.user_us + usage.system_us) as u64,
             max_rss_kib: usage.max_rss_kib as u64,
         };
-        send_report(report, ended, &[]);
+        send_report(report, ended);
     }
     sys::exit(0)
 }
@@ -158,7 +158,7 @@ fn launch(
     match sys::fork(flags).map_err(at(StartStage::Fork))? {
         Forked::Child => {
             let (stage, errno) = become_command(&spawn, stdio, profile, action);
-            send_report(report, failed(stage, errno), &[]);
+            send_report(report, failed(stage, errno));
             sys::exit(127)
         }
         Forked::Parent { child } => {
@@ -168,11 +168,17 @@ fn launch(
             let started = Report::Started { pid: child };
             match &terminal {
                 Some(terminal) => {
-                    send_report(report, started, &[terminal.master]);
+                    let sent = sys::send(report, &started.encode(), &[terminal.master]);
                     sys::close(terminal.master);
                     sys::close(terminal.slave);
+                    // The kernel refuses it if too many descriptors of the user are in flight. Without the
+                    // terminal, the command is of no use.
+                    if let Err(errno) = sent {
+                        let _ = sys::kill(child, sys::SIGKILL);
+                        return Err((StartStage::Terminal, errno));
+                    }
                 }
-                None => send_report(report, started, &[]),
+                None => send_report(report, started),
             }
             Ok(child)
         }

@@ -10,6 +10,7 @@ use cantle_core::sandbox::{BackgroundProcess, SandboxError, SpawnRequest};
 use cantle_supervisor::Writer;
 use cantle_supervisor::filter;
 use cantle_supervisor::wire::{FileAccess, Order, Report, Spawn, StartStage};
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
@@ -120,6 +121,10 @@ pub(crate) async fn launch(
     let ordered = shared.engine.order(Order::Spawn { id }, &fds);
     match timeout(BUSY_DEADLINE, ordered).await {
         Ok(Ok(())) => {}
+        // Too many descriptors of the user are in flight.
+        Ok(Err(error)) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
+            return Err(failed(error));
+        }
         Ok(Err(_)) => return Err(shared.gone()),
         Err(_) => {
             let doing = "the sandbox accepts no more commands";
