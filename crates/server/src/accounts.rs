@@ -17,7 +17,9 @@ use cantle_core::principal::PrincipalId;
 /// Descriptors that an idle sandbox, and a running command with its input, hold open in the local backend.
 pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 5;
 const DESCRIPTORS_PER_COMMAND: usize = 4;
-/// Eighths of the descriptors: for sandboxes and commands, and for connections, each of which may need
+/// Descriptors that opening a sandbox or starting a command needs for a moment, beyond those that it keeps.
+const DESCRIPTORS_OF_A_START: usize = 8;
+/// Eighths of the other descriptors: for sandboxes and commands, and for connections, each of which may need
 /// another one for a file. One eighth is left for everything else.
 const SANDBOX_EIGHTHS: usize = 5;
 const CONNECTION_EIGHTHS: usize = 1;
@@ -45,6 +47,7 @@ impl Accounts {
         let open_files = getrlimit(Resource::Nofile).current;
         let open_files =
             open_files.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
+        let open_files = open_files.saturating_sub(own_descriptors() + DESCRIPTORS_OF_A_START);
         let connections = limits
             .connections
             .min(open_files / 8 * CONNECTION_EIGHTHS)
@@ -71,6 +74,11 @@ impl Accounts {
     pub(crate) fn sandboxes_by_descriptors(&self) -> usize {
         self.descriptors.capacity / (DESCRIPTORS_PER_SANDBOX + DESCRIPTORS_PER_COMMAND)
     }
+}
+
+/// Returns the number of descriptors that this process has open, or 0 if the system does not tell.
+fn own_descriptors() -> usize {
+    std::fs::read_dir("/dev/fd").map_or(0, Iterator::count)
 }
 
 /// A limited resource.

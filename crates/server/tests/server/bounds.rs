@@ -327,6 +327,24 @@ async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
 }
 
 #[tokio::test]
+async fn a_server_with_few_descriptors_refuses_sandboxes_before_it_fails() {
+    for files in ["32", "40"] {
+        let place = shared_tempdir();
+        let limited = LimitedServer::start(&place, files);
+        let refused = loop {
+            let body = Some(json!({ "templateID": "base" }));
+            let server = &limited.client;
+            let made = server.control(Method::POST, "/v2/sandboxes", body).await;
+            if made.status != StatusCode::CREATED {
+                break made;
+            }
+        };
+        let status = refused.status;
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{refused:?}");
+    }
+}
+
+#[tokio::test]
 async fn nothing_fails_below_the_maximum_of_sandboxes() {
     const AT_ONCE: usize = 16;
     let many = lane::choose("most of 2,000 sandboxes", 60, MANY);
