@@ -74,6 +74,7 @@ fn invalid_policy_flags_are_refused_with_advice() {
             "the limits are wall_time, cpu_time, memory",
         ),
         ("--limit=processes=many", "a whole number above 0"),
+        ("--limit=memory=5", "the smallest limit is memory=1M"),
     ] {
         let error = try_parse(&["run", "task", flag]).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -13,6 +13,9 @@ use serde_json::{Map, Value};
 
 use crate::backend::BackendArg;
 
+/// The smallest limit of memory. Programs crash without a message if they can't map their stack and libraries.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
+
 /// A valid limit as it was written, such as `memory=2G`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
@@ -26,10 +29,15 @@ impl Limit {
 }
 
 impl FromStr for Limit {
-    type Err = InvalidPolicy;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
-        Limits::default().set(text)?;
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let mut limits = Limits::default();
+        limits.set(text)?;
+        let memory = limits.memory_bytes;
+        if memory.is_some_and(|bytes| bytes < MIN_MEMORY_BYTES) {
+            bail!("`{text}` is too little to start a program: the smallest limit is memory=1M");
+        }
         Ok(Self(text.to_owned()))
     }
 }
