@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use cantle_core::code::CodeSession;
+use cantle_core::code::{CodeError, CodeSession};
 use cantle_core::sandbox::SandboxPath;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ const MAX_EXECUTIONS: usize = 32;
 /// Maximum length of a working directory's path.
 const MAX_PATH_BYTES: usize = 4096;
 const ID_CHARS: usize = 20;
+
+const LOST_VARIABLES: &str = "The sandbox was paused since it was created, which ends the interpreter: variables, functions and imports from before are lost. Files are still there.";
 
 /// A language that code can be executed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -81,6 +83,8 @@ pub(crate) struct CodeContext {
     /// Cancelled when the context is restarted or removed.
     pub(crate) ended: CancellationToken,
     executions: AtomicU64,
+    /// The sandbox was paused, and no error has been explained by that yet.
+    was_paused: AtomicBool,
     /// The descriptors of its interpreter.
     descriptors: Mutex<Option<Lease>>,
 }
@@ -92,6 +96,7 @@ impl CodeContext {
             created: Instant::now(),
             ended: CancellationToken::new(),
             executions: AtomicU64::new(0),
+            was_paused: AtomicBool::new(false),
             descriptors: Mutex::default(),
         })
     }
@@ -99,6 +104,12 @@ impl CodeContext {
     /// Returns the number of an execution that begins.
     pub(crate) fn next_number(&self) -> u64 {
         self.executions.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Returns a note for an error that a pause may have caused, the first time.
+    pub(crate) fn lost_variables(&self, error: &CodeError) -> Option<String> {
+        let is_lost = error.name == "NameError" && self.was_paused.swap(false, Ordering::Relaxed);
+        is_lost.then(|| LOST_VARIABLES.to_owned())
     }
 
     /// Takes the descriptors of its interpreter, unless it has them.
@@ -132,6 +143,13 @@ impl Contexts {
             session,
             executions: Arc::new(Semaphore::new(MAX_EXECUTIONS)),
             table: Mutex::new(Language::ALL.into_iter().map(default).collect()),
+        }
+    }
+
+    /// Records that the sandbox was paused before, which ended the interpreters of all contexts.
+    pub(crate) fn set_paused(&self) {
+        for context in self.table.lock().values() {
+            context.was_paused.store(true, Ordering::Relaxed);
         }
     }
 

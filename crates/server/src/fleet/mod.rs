@@ -487,7 +487,13 @@ impl Fleet {
                 Err(error) => return Err(ApiError::open_failed(&error)),
             };
             member.set_place(Some(place));
-            member.set_state(fleet.running(sandbox, &member.identity.owner));
+            let state = fleet.running(sandbox, &member.identity.owner);
+            if let SandboxState::Running(running) = &state
+                && let Some(contexts) = running.contexts()
+            {
+                contexts.set_paused();
+            }
+            member.set_state(state);
             member.set_lifetime(lifetime);
             // The record stays: the backend still keeps the sandbox if this server is killed.
             fleet.monitor(&member);

@@ -59,7 +59,12 @@ pub(super) async fn execute(
             language => process::run(&*sandbox_use, language, code, &mut events).await,
         };
         match executed {
-            Ok(end) => events.finish(end.error, &end.notes).await,
+            Ok(mut end) => {
+                let error = end.error.as_ref();
+                let lost = error.and_then(|error| context.lost_variables(error));
+                end.notes.extend(lost);
+                events.finish(end.error, &end.notes).await;
+            }
             Err(error) if error.kind() == SandboxErrorKind::Gone => {
                 gone.cancel();
                 events.abort().await;

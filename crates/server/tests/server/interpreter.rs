@@ -412,8 +412,16 @@ async fn paused_sandbox_loses_its_variables() {
         .control(Method::POST, &connect, Some(json!({})))
         .await;
     assert!(resumed.status.is_success(), "{resumed:?}");
-    let lost = texts(&sandbox, "error", json!({ "code": "x" })).await;
-    assert_eq!(lost, "NameError");
+    let code = json!({ "code": "x" });
+    for is_first in [true, false] {
+        let events = execute(&sandbox, code.clone()).await;
+        let notes = events.iter().filter(|event| event["type"] == "stderr");
+        let notes: Vec<_> = notes.map(|event| event["text"].as_str().unwrap()).collect();
+        let is_explained = notes.concat().contains("The sandbox was paused");
+        assert_eq!(is_explained, is_first, "{events:?}");
+        let error = events.iter().find(|event| event["type"] == "error");
+        assert_eq!(error.unwrap()["name"], "NameError");
+    }
     server.stop().await;
 }
 
