@@ -108,7 +108,7 @@ pub(crate) struct EndedRun {
     code: Code,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
-    /// What failed at its end; resuming the run repeats it.
+    /// A step that failed at its end, and that resuming the run repeats.
     to_repeat: Option<&'static str>,
 }
 

@@ -385,8 +385,7 @@ impl Files {
     }
 
     /// Deletes objects without a record that are older than `age`, which must exceed the time of a whole upload: its
-    /// record comes last, and S3 dates an object from the
-    /// [beginning](https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html) of its upload in parts.
+    /// record comes last, and S3 dates an object from the beginning of its upload in parts.
     ///
     /// # Errors
     /// The store or the catalogue fails.
