@@ -9,7 +9,7 @@ use cantle::core::content::Content;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
-use cantle::core::sandbox::Survival;
+use cantle::core::sandbox::{RefusedFile, SandboxPath, Survival};
 use cantle::core::tool::{Progress, Question};
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
@@ -163,9 +163,10 @@ impl Task {
             .await?;
         let undelivered = self.deliver(&mut outcome, cancellation).await.err();
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
-        let mut code = match outcome.undelivered.is_empty() || !is_given {
-            true => Code::from(outcome.status()),
-            false => Code::Limit,
+        let is_unsaved = has_unsaved_files(&outcome, session);
+        let mut code = match is_unsaved || (is_given && !outcome.undelivered.is_empty()) {
+            true => Code::Limit,
+            false => Code::from(outcome.status()),
         };
         let mut summary = Summary::new(outcome);
         let outcome = &summary.outcome;
@@ -211,6 +212,11 @@ impl Task {
                 .as_deref()
                 .filter(|_| (is_given && is_directory) || !self.is_resumable);
             summary.unfinished = Unfinished::save(outcome, sandbox, to, self.is_resumable).await;
+        }
+        if is_unsaved && self.keeps_sandbox_of(outcome.run) {
+            let run = outcome.run;
+            let line = format!("the files of its sandbox: cantle runs export {run} DIR");
+            summary.unfinished.kept.push(line);
         }
         let changes = match (&self.workdir, session.sandbox()) {
             (Some(workdir), Some(sandbox)) if is_complete || !self.is_resumable => {
@@ -274,6 +280,15 @@ impl Task {
             file.path = address.into();
         }
         Ok(())
+    }
+
+    /// Whether the retention allows to keep the sandbox of a run that has finished. Blocks.
+    fn keeps_sandbox_of(&self, run: RunId) -> bool {
+        let kept = self.retention.and_then(|retention| {
+            let state = StateDir::find().ok()?;
+            kept_sandbox::to_keep(&state, run, retention)
+        });
+        kept.is_some()
     }
 
     /// Closes the session. The sandbox of a finished run is kept as far as the retention allows.
@@ -476,6 +491,24 @@ impl Task {
         drop(events);
         Ok(run.outcome().await)
     }
+}
+
+/// Whether a run has finished, and a file that it named was not saved. One that was saved under another spelling of its path
+/// was.
+fn has_unsaved_files(outcome: &Outcome, session: &Session) -> bool {
+    let base = session.sandbox().map(|it| &it.info().working_directory);
+    let place = |source: &str| {
+        let path = SandboxPath::new(source).ok()?;
+        Some(
+            base.and_then(|base| path.strip_prefix(base))
+                .unwrap_or(path),
+        )
+    };
+    let saved = outcome.outputs.saved.iter();
+    let saved: Vec<_> = saved.filter_map(|file| place(&file.source)).collect();
+    let mut refused = outcome.outputs.refused.iter();
+    let is_unsaved = |file: &RefusedFile| place(&file.source).is_none_or(|it| !saved.contains(&it));
+    outcome.error.is_none() && refused.any(is_unsaved)
 }
 
 /// Returns the printed result: the finish call's reason, or all its parameters.

@@ -216,6 +216,9 @@ fn show(state: &StateDir, all: &[KeptRun], run: &KeptRun, events: &[Event]) -> S
     let answer = transcript::final_answer(events);
     rows.extend(answer.map(|answer| ("answer", clean(answer.trim()))));
     for event in events.iter().filter(|event| event.depth == 0) {
+        if let EventKind::OutputRefused { source, reason } = &event.kind {
+            rows.push(("refused", one_line(&format!("{source}: {reason}"))));
+        }
         if let EventKind::OutputSaved { source, path, .. } = &event.kind {
             let is_stored = undelivered::is_stored(state, Path::new(path));
             let path = if path.is_empty() || is_stored {
@@ -239,6 +242,9 @@ fn show(state: &StateDir, all: &[KeptRun], run: &KeptRun, events: &[Event]) -> S
             run.run
         );
         rows.push(("kept", continued));
+        if rows.iter().any(|(name, _)| *name == "refused") {
+            rows.push(("export", format!("cantle runs export {} DIR", run.run)));
+        }
     }
     rows.push(("journal", run.directory.display().to_string()));
     if kept_sandbox::is_resumable(all, run) {

@@ -775,3 +775,44 @@ async fn files_of_an_earlier_run_are_replaced() {
         (3, "4\n".to_owned())
     );
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_saved_is_named_and_exported() {
+    // The name is taken, and longer ones are too long.
+    let name = "n".repeat(255);
+    let script = Script::new()
+        .turn(command(&format!("echo new > {name}; echo ok > good")))
+        .turn(finish("Done.", &["good", &name]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write(format!("out/{name}"), "mine");
+    let exited = env.run(["run", "Write", "--output-dir", "out"]).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(3), "Done.\n"),
+        "{exited:?}"
+    );
+    let result = env.result("out");
+    assert_eq!(result["status"], "finished");
+    assert_eq!(result["refused"][0]["source"], name);
+    assert_eq!(env.read("out/good"), "ok\n");
+    assert_eq!(env.read(format!("out/{name}")), "mine");
+
+    let run = result["run"].as_str().unwrap();
+    let export = format!("cantle runs export {run} DIR");
+    let shown = env.run(["runs", "show", run]).await;
+    for (text, expected) in [
+        (&exited.stderr, format!("  refused  {name}: ")),
+        (
+            &exited.stderr,
+            format!("  kept     the files of its sandbox: {export}\n"),
+        ),
+        (&shown.stdout, format!("refused  {name}: ")),
+        (&shown.stdout, format!("export   {export}\n")),
+    ] {
+        assert!(text.contains(&expected), "{expected}: {text}");
+    }
+    let exported = env.run(["runs", "export", run, "saved"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read(format!("saved/{name}")), "new\n");
+}
