@@ -59,33 +59,47 @@ impl Tool for Finish {
     }
 
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let (mut missing, mut reserved) = (Vec::new(), Vec::new());
-        if let Some(sandbox) = &cx.sandbox {
-            let matched = sandbox.matching_files(&params.paths).await?;
-            let refused = matched.refused.iter();
-            missing.extend(refused.map(|it| format!("`{}` ({})", it.source, it.reason)));
-            let files = matched.files.iter();
-            let names = files.filter(|file| is_reserved(&**sandbox, file));
-            reserved.extend(names.take(MAX_NAMED).map(|file| format!("`{file}`")));
-        }
-        let output = if !missing.is_empty() {
-            ToolOutput::failure(format!(
-                "Not finished, because these can't be delivered: {}. Write what is missing, correct the \
-                 paths, and finish again.",
-                missing.join(", ")
-            ))
-        } else if !reserved.is_empty() {
-            ToolOutput::failure(format!(
-                "Not finished, because files of these names can't be delivered: {}. Programs on the user's \
-                 machine read such files. Copy them to other names, say in the reason what they are, and finish \
-                 again.",
-                reserved.join(", ")
-            ))
-        } else {
-            ToolOutput::text(params.reason)
-        };
+        let refused = refusal(&params.paths, cx.sandbox.as_deref()).await?;
+        let output = refused.unwrap_or_else(|| ToolOutput::text(params.reason));
         Ok(output.with_metadata(Metadata::uses(1)))
     }
+}
+
+/// Returns the refusal of a finish call whose paths can't all be delivered. Without a sandbox they are not checked.
+async fn refusal(
+    paths: &[String],
+    sandbox: Option<&dyn Sandbox>,
+) -> Result<Option<ToolOutput>, ToolError> {
+    let Some(sandbox) = sandbox else {
+        return Ok(None);
+    };
+    let matched = sandbox.matching_files(paths).await?;
+    let missing = matched.refused.iter();
+    let missing: Vec<_> = missing
+        .map(|it| format!("`{}` ({})", it.source, it.reason))
+        .collect();
+    if !missing.is_empty() {
+        return Ok(Some(ToolOutput::failure(format!(
+            "Not finished, because these can't be delivered: {}. Write what is missing, correct the \
+             paths, and finish again.",
+            missing.join(", ")
+        ))));
+    }
+    let files = matched.files.iter();
+    let reserved = files.filter(|file| is_reserved(sandbox, file));
+    let reserved: Vec<_> = reserved
+        .take(MAX_NAMED)
+        .map(|file| format!("`{file}`"))
+        .collect();
+    let is_refused = !reserved.is_empty();
+    Ok(is_refused.then(|| {
+        ToolOutput::failure(format!(
+            "Not finished, because files of these names can't be delivered: {}. Programs on the user's \
+             machine read such files. Copy them to other names, say in the reason what they are, and finish \
+             again.",
+            reserved.join(", ")
+        ))
+    }))
 }
 
 /// Returns whether a path below the working directory has a reserved name.
@@ -153,14 +167,22 @@ impl<T: DeserializeOwned + JsonSchema + Send + 'static> Tool for FinishWith<T> {
 
 /// Creates a finish tool whose parameters are described by a JSON schema of an object.
 ///
-/// Arguments are validated as by [`DynTool::from_schema`].
+/// Arguments are validated as by [`DynTool::from_schema`]. The texts of a list `paths` are files to deliver: as those of
+/// [`Finish`], they are checked in the session's sandbox.
 pub fn finish_schema(
     name: impl Into<String>,
     description: impl Into<String>,
     schema: Value,
 ) -> DynTool {
     let spec = ToolSpec::new(name, description, schema);
-    DynTool::from_schema(spec, |_, _| async { Ok(finished()) })
+    DynTool::from_schema(spec, |params, cx| async move {
+        let paths = params.get("paths").and_then(Value::as_array);
+        let paths = paths.into_iter().flatten().filter_map(Value::as_str);
+        let paths: Vec<_> = paths.map(str::to_owned).collect();
+        let refused = refusal(&paths, cx.sandbox.as_deref()).await?;
+        let output = refused.map(|it| it.with_metadata(Metadata::uses(1)));
+        Ok(output.unwrap_or_else(finished))
+    })
 }
 
 fn finished() -> ToolOutput {

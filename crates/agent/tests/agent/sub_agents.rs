@@ -7,6 +7,7 @@ use cantle_agent::{Agent, Budget, RunErrorKind, RunStore, SessionOptions, SubAge
 use cantle_backends_local::LocalBackend;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
+use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::{CodeExec, Finish};
@@ -46,17 +47,18 @@ fn boss(first: Value, arguments: Value) -> Scripted {
 #[tokio::test]
 async fn files_go_in_and_come_back_and_everything_is_counted_once() {
     let worker = worker("tr a-z A-Z < in.txt > out.txt", &["out.txt", "missing.txt"]);
-    // The files that a finish call names have to exist, so the file that can't be returned is removed meanwhile.
+    // This finish tool does not check that the files exist, so there is one that can't be returned.
+    let schema = json!({"type": "object", "properties": {
+        "reason": {"type": "string"},
+        "paths": {"type": "array", "items": {"type": "string"}},
+    }});
+    let spec = ToolSpec::new("finish", "Ends it.", schema);
+    let unchecked = DynTool::from_schema(spec, |_, _| async {
+        Ok(ToolOutput::text("Finished.").with_metadata(Metadata::uses(1)))
+    });
     let helper = Agent::builder("helper", worker)
         .provider(CodeExec::new(LocalBackend::new()))
-        .finish(cantle_tools::finish_schema(
-            "finish",
-            "Ends it.",
-            json!({"type": "object", "properties": {
-                "reason": {"type": "string"},
-                "paths": {"type": "array", "items": {"type": "string"}},
-            }}),
-        ))
+        .finish(unchecked)
         .turn_warning_threshold(0)
         .build()
         .unwrap();

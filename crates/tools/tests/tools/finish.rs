@@ -214,3 +214,32 @@ async fn results_can_have_a_json_schema() {
         "Argument `grade`: expected one of \"good\", \"bad\", got the string \"fair\""
     );
 }
+
+#[tokio::test]
+async fn paths_of_a_json_schema_are_checked() {
+    let schema = json!({"type": "object", "properties": {"paths": {}}});
+    let tool = finish_schema("report", "Delivers the report.", schema);
+    let session = Session::open(provider()).await;
+    session.run("echo x > there").await;
+    let output = call(
+        &tool,
+        json!({"paths": ["there", "gone"]}),
+        session.context(),
+    )
+    .await;
+    let output = output.expect("it works");
+    assert_eq!(
+        (output.success, output.metadata.clone()),
+        (false, Some(Metadata::uses(1)))
+    );
+    let text = output.content.text();
+    let missing = "can't be delivered: `gone` (there is no such file in the working directory).";
+    assert!(text.contains(missing), "{text}");
+    // What names no files is not checked.
+    for paths in [json!(["there"]), json!([1]), json!("gone"), json!(null)] {
+        let output = call(&tool, json!({"paths": paths}), session.context()).await;
+        let finished = used(ToolOutput::text("Finished."));
+        assert_eq!(output.expect("it works"), finished);
+    }
+    session.close().await;
+}
