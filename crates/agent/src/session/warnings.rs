@@ -25,8 +25,8 @@ pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, delivers_files: bo
         ));
     }
     if !delivers_files {
-        let message =
-            "No output directory: files that the agent creates are deleted when the session ends.";
+        // A kept run has its sandbox longer than the session.
+        let message = "No output directory: files that the agent creates are saved nowhere outside of its sandbox.";
         warnings.push(message.to_owned());
     }
     warnings
