@@ -1,11 +1,13 @@
 //! A task in an open session, from its start to its result: displayed, cancelled and written to files.
 
 use anyhow::Context as _;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
 use cantle::agent::{Outcome, Resource, RunErrorKind, Session, SessionError};
 use cantle::core::content::Content;
+use cantle::core::escape::join_up_to;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
@@ -38,6 +40,9 @@ use crate::working_copy::{Changes, Workdir};
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;
+
+/// Maximum number of files that are named because they were not saved.
+const MAX_NAMED: usize = 10;
 
 /// Maximum number of batches that are displayed before a question.
 const MAX_BATCHES: usize = 16;
@@ -163,7 +168,8 @@ impl Task {
             .await?;
         let undelivered = self.deliver(&mut outcome, cancellation).await.err();
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
-        let is_unsaved = has_unsaved_files(&outcome, session);
+        let unsaved = self.unsaved_paths(&outcome);
+        let is_unsaved = !unsaved.is_empty() || has_unsaved_files(&outcome, session);
         let mut code = match is_unsaved || (is_given && !outcome.undelivered.is_empty()) {
             true => Code::Limit,
             false => Code::from(outcome.status()),
@@ -212,6 +218,11 @@ impl Task {
                 .as_deref()
                 .filter(|_| (is_given && is_directory) || !self.is_resumable);
             summary.unfinished = Unfinished::save(outcome, sandbox, to, self.is_resumable).await;
+        }
+        if !unsaved.is_empty() {
+            let names = join_up_to(MAX_NAMED, unsaved);
+            let line = format!("Not saved, because there is no --output-dir: {names}");
+            summary.problems.push(line);
         }
         if is_unsaved && self.keeps_sandbox_of(outcome.run) {
             let run = outcome.run;
@@ -280,6 +291,20 @@ impl Task {
             file.path = address.into();
         }
         Ok(())
+    }
+
+    /// Returns the files that a run which changes a directory itself has named and left in its sandbox, if there is no output
+    /// directory.
+    fn unsaved_paths(&self, outcome: &Outcome) -> Vec<String> {
+        let (Some(in_place), None, None) = (&self.in_place, &self.output_dir, &outcome.error)
+        else {
+            return Vec::new();
+        };
+        let finish = outcome.finish.as_ref();
+        let paths = finish.and_then(|finish| finish.params.get("paths")?.as_array());
+        let paths = paths.into_iter().flatten().filter_map(Value::as_str);
+        let unsaved = paths.filter(|path| !Path::new(path).starts_with(&in_place.directory));
+        unsaved.map(one_line).collect()
     }
 
     /// Whether the retention allows to keep the sandbox of a run that has finished. Blocks.

@@ -308,3 +308,25 @@ async fn a_killed_run_is_tidied_by_the_one_that_goes_on() {
     );
     assert!(env.path("repo/made/from-run-.git").is_dir());
 }
+
+#[tokio::test]
+async fn files_that_stay_in_the_sandbox_are_named() {
+    let script = Script::new()
+        .turn(command("echo a > a"))
+        .turn(finish("Done.", &["a"]));
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let (_model, env) = on_repository("true").await;
+    let env = env.with_server(&server.url());
+    let exited = work(&env, &[]).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    for line in [
+        "  Not saved, because there is no --output-dir: a\n",
+        "  kept     the files of its sandbox: cantle runs export ",
+    ] {
+        assert!(exited.stderr.contains(line), "{line}: {exited:?}");
+    }
+    assert!(!env.path("repo/a").exists());
+    let exported = env.run(["runs", "export", "last", "saved"]).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read("saved/a"), "a\n");
+}
