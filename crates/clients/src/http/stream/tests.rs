@@ -213,6 +213,19 @@ async fn malformed_events_are_protocol_errors() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_event_with_half_a_json_value_is_an_interruption() {
+    let event = r#"{"choices":[{"index":0,"delta":{"content":"He"}}]}"#;
+    for end in 1..event.len() {
+        let (half, _) = event.split_at(end);
+        assert_eq!(
+            kind(&format!("data: {event}\n\ndata: {half}\n\n")).await,
+            LlmErrorKind::Interrupted,
+            "{half}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_surrogate_pair_in_two_deltas_is_joined() {
     let delta =
         |delta: &str| format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}\n\n");
