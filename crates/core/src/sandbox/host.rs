@@ -167,9 +167,15 @@ impl HostTree {
             return Err(not_a_file());
         }
         let file = match &self.root {
-            Some(root) => open_beneath(root, &self.from, below)?,
-            None => open_without_waiting(path)?,
+            Some(root) => open_beneath(root, &self.from, below),
+            None => open_without_waiting(path),
         };
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if kind.is_symlink() => {
+                io::Error::new(error.kind(), "the target of the link does not exist")
+            }
+            _ => error,
+        })?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             if entry.depth() > 0 {
