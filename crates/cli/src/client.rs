@@ -180,7 +180,7 @@ pub(crate) fn check_cost_budget(budget_usd: Option<f64>, info: &ModelInfo) -> an
         false => "Use --budget-tokens.",
     };
     bail!(
-        "No price known for {}, so --budget-usd can't be enforced. {advice}",
+        "no price is known for {}, so --budget-usd can't be enforced. {advice}",
         model.slug
     )
 }

@@ -49,7 +49,7 @@ async fn cost_budget_is_refused_without_prices() {
         let url = server.url();
         let refused = env.run(args.iter().chain([&&*url]).chain(flags)).await;
         let why = format!(
-            "cantle: No price known for {model}, so --budget-usd can't be enforced. {advice}\n"
+            "cantle: no price is known for {model}, so --budget-usd can't be enforced. {advice}\n"
         );
         assert_eq!((refused.code, refused.stderr), (Some(2), why), "{flags:?}");
     }
