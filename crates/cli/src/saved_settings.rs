@@ -149,6 +149,35 @@ impl SavedSettings {
         })
     }
 
+    /// Returns the settings as they are kept.
+    ///
+    /// # Errors
+    /// If a path is not UTF-8, which JSON can't hold.
+    pub(crate) fn to_value(&self) -> anyhow::Result<Value> {
+        let named = [
+            &self.output_dir,
+            &self.skills,
+            &self.replay,
+            &self.mcp,
+            &self.mcp_directory,
+        ];
+        let copied = self.working_copy.as_ref().map(|it| &it.origin);
+        let changed = self.in_place.as_ref().map(|it| &it.directory);
+        // Paths that were given relative to the first one are below it.
+        let mut paths = [&self.started_in]
+            .into_iter()
+            .chain(named.into_iter().flatten())
+            .chain(copied)
+            .chain(changed);
+        if let Some(path) = paths.find(|path| path.to_str().is_none()) {
+            bail!(
+                "this run can't be kept for resuming, because the path {} is not UTF-8; use --no-keep",
+                path.display()
+            );
+        }
+        serde_json::to_value(self).context("this run can't be kept for resuming; use --no-keep")
+    }
+
     /// Reads what [`Self::new`] has kept.
     pub(crate) fn read(kept: Value) -> serde_json::Result<Self> {
         serde_json::from_value(kept)

@@ -208,9 +208,7 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
                     &sub_agents,
                     (continues, servers.directory.as_deref()),
                 );
-                let saved = serde_json::to_value(saved.usage()?);
-                let saved = saved.context("this run can't be kept for resuming; use --no-keep");
-                let saved = saved.internal()?;
+                let saved = saved.and_then(|saved| saved.to_value()).usage()?;
                 local = backend.usage()?;
                 options = options.kept_in(state.runs(), saved);
                 if let Some(workdir) = &mut workdir {

@@ -409,6 +409,22 @@ async fn empty_task_is_refused() {
 }
 
 #[tokio::test]
+async fn a_path_that_is_not_utf8_is_named() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let directory = OsStr::from_bytes(b"odd-\xff");
+    std::fs::create_dir(env.path(directory)).unwrap();
+    for flag in ["--output-dir", "--workdir", "--skills"] {
+        let args = ["run", "Hello", flag].map(OsStr::new);
+        let exited = env.run(args.iter().copied().chain([directory])).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{exited:?}");
+        let reason = "odd-\u{fffd} is not UTF-8; use --no-keep\n";
+        assert!(exited.stderr.ends_with(reason), "{exited:?}");
+    }
+    assert!(server.requests().is_empty());
+}
+
+#[tokio::test]
 async fn missing_bash_is_an_error() {
     let env = TestEnv::new().set("PATH", "/nowhere");
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
