@@ -116,14 +116,20 @@ fn variable_of(search: Search) -> &'static str {
 /// Returns the variables of all search services, and whether each is set.
 pub(crate) fn service_variables() -> impl Iterator<Item = (&'static str, bool)> {
     let names = Search::value_variants().iter().copied().map(variable_of);
-    names.map(|name| (name, variable(name).is_some()))
+    names.map(|name| (name, value_of(name).is_some()))
+}
+
+/// Returns the value of a variable that holds a key or an address. Spaces are none.
+fn value_of(name: &str) -> Option<String> {
+    let value = variable(name)?.trim().to_owned();
+    (!value.is_empty()).then_some(value)
 }
 
 /// Returns a search service with its key from the environment, and its address.
 fn service(search: Search) -> anyhow::Result<(SearchService, Url)> {
     let name = variable_of(search);
     let value =
-        variable(name).with_context(|| format!("--search needs {name} in the environment"))?;
+        value_of(name).with_context(|| format!("--search needs {name} in the environment"))?;
     let service = match search {
         Search::Brave => SearchService::brave(value),
         Search::Tavily => SearchService::tavily(value),

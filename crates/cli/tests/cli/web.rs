@@ -143,6 +143,7 @@ async fn a_model_searches_and_reads_pages_if_the_user_says_so() {
 async fn a_search_without_key_or_permission_is_refused() {
     let env = TestEnv::new()
         .with_server("http://127.0.0.1:9")
+        .set("BRAVE_API_KEY", " ")
         .set("TAVILY_API_KEY", "tvly-secret");
     for (flags, part) in [
         (vec!["--search", "brave"], "--search needs BRAVE_API_KEY"),
