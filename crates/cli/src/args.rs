@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser as _};
 
 pub(crate) use self::chat::ChatArgs;
@@ -24,6 +24,7 @@ use self::help::{DEMO_HELP, DOCTOR_HELP};
 pub(crate) use self::runs::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 pub(crate) use self::serve::{Preparation, ServeArgs, ServedToolsArgs, TemplateArg};
 use crate::delivery::StoreArgs;
+use crate::environment::variable;
 use crate::mcp::McpArgs;
 use crate::settings::{
     BudgetArgs, Given, KeepSettings, PolicySettings, PythonSettings, Settings, parse_duration,
@@ -459,7 +460,36 @@ pub(crate) fn parse() -> Command {
     if args.peek().is_some_and(|name| name == "run") {
         return run_command(args);
     }
-    Cli::parse().command
+    Cli::try_parse().unwrap_or_else(|error| exit(error)).command
+}
+
+/// Exits after `--help`, and with an error of the command line. One about the value of a variable names the variable.
+fn exit(mut error: clap::Error) -> ! {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let (arg, value) = (
+        text(ContextKind::InvalidArg),
+        text(ContextKind::InvalidValue),
+    );
+    if let (Some(arg), Some(value)) = (arg, value)
+        && let Some(name) = variable_with(&arg, &value)
+    {
+        let named = ContextValue::String(format!("{name} ({arg})"));
+        error.insert(ContextKind::InvalidArg, named);
+    }
+    error.exit()
+}
+
+/// Returns the variable of an argument, such as `--max-turns <N>`, if it has this value and no argument does.
+fn variable_with(arg: &str, value: &str) -> Option<String> {
+    let flag = arg.strip_prefix("--")?.split([' ', '=', '[']).next()?;
+    let name = format!("CANTLE_{}", flag.replace('-', "_").to_uppercase());
+    let mut line = std::env::args_os();
+    let is_given = line.any(|given| given.to_string_lossy().contains(value));
+    let is_set = variable(&name).is_some_and(|set| set.contains(value));
+    (is_set && !is_given).then_some(name)
 }
 
 /// Returns the script that completes command lines in a shell.
@@ -480,7 +510,9 @@ pub(crate) fn resume_command(run: &str) -> Command {
 }
 
 fn run_command<A: Into<OsString> + Clone>(line: impl IntoIterator<Item = A>) -> Command {
-    let args = RunCli::parse_from(line).args;
+    let args = RunCli::try_parse_from(line)
+        .unwrap_or_else(|error| exit(error))
+        .args;
     if let Some(conflict) = args.conflict() {
         let mut command = RunCli::command();
         command.error(ErrorKind::ArgumentConflict, conflict).exit();

@@ -102,7 +102,14 @@ async fn each_setting_has_a_variable() {
             .spawn();
         let exited = wait_for_exit(exited.unwrap()).await;
         assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{name}");
+        if ["MAX_TURNS", "MAX_TOKENS", "CONTEXT_WINDOW"].contains(&name) {
+            let variable = format!("invalid value '-1' for 'CANTLE_{name} (--");
+            assert!(exited.stderr.contains(&variable), "{exited:?}");
+        }
     }
+    let flag = env.run(["run", "Hello", "--max-turns=-1"]).await;
+    let named = "invalid value '-1' for '--max-turns <N>'";
+    assert!(flag.stderr.contains(named), "{flag:?}");
 }
 
 #[tokio::test]
