@@ -151,7 +151,8 @@ impl Task {
         let problem = closed.err().map(|error| error.to_string());
         ended.summary.problems.extend(problem);
         self.close_telemetry(display).await;
-        self.report(ended, display, user.as_ref()).await
+        self.report(ended, display, user.as_ref(), cancellation)
+            .await
     }
 
     /// Runs the task in a session, and saves its files.
@@ -360,6 +361,7 @@ impl Task {
         ended: EndedRun,
         display: &mut Display,
         user: Option<&TerminalUser>,
+        cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
         let EndedRun {
             summary,
@@ -379,7 +381,13 @@ impl Task {
         if let (Some(workdir), Some(changes)) = (&self.workdir, changes) {
             let user = user.filter(|_| is_complete);
             let decided = workdir
-                .decide(changes, outcome.run, (user, is_complete), display.paint)
+                .decide(
+                    changes,
+                    outcome.run,
+                    (user, is_complete),
+                    display.paint,
+                    cancellation,
+                )
                 .await;
             let decision = decided.internal()?;
             display

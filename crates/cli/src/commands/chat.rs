@@ -294,7 +294,7 @@ impl Chat {
             self.summary = task.answer(outcome);
         }
         let has_workdir = task.workdir.is_some();
-        let code = task.report(ended, display, user.as_ref()).await;
+        let code = task.report(ended, display, user.as_ref(), token).await;
         self.open = Some(open);
         // The next message begins on a new copy of the directory, or with the summary.
         if has_workdir || is_summary {

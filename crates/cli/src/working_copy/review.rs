@@ -6,6 +6,7 @@ use std::io;
 
 use anyhow::Context as _;
 use cantle::core::escape::{for_decision, for_display};
+use tokio_util::sync::CancellationToken;
 
 use super::WorkingCopy;
 use super::apply::Conflicts;
@@ -163,6 +164,7 @@ pub(super) async fn decide(
     (user, has_finished): (Option<&TerminalUser>, bool),
     how_later: &str,
     paint: Paint,
+    cancellation: &CancellationToken,
 ) -> anyhow::Result<Decision> {
     let files = changes.clone();
     let files = copy.diff(&files)?;
@@ -194,7 +196,7 @@ pub(super) async fn decide(
         user.show(&format!("{text}\n"))?;
         show(user, copy, &files, SHOWN_LINES, paint)?;
         text.clear();
-        answer = Some(ask(user, copy, &files, paint).await);
+        answer = Some(ask(user, copy, &files, paint, cancellation).await);
     }
     match answer {
         Some(Answer::Apply) => {
@@ -223,20 +225,28 @@ enum Answer {
     Reject,
 }
 
-/// Asks until there is an answer. Without one, the changes are kept.
+/// Asks until there is an answer. Without one, or after an interrupt, the changes are kept.
 async fn ask(
     user: &TerminalUser,
     copy: &WorkingCopy,
     files: &[FileDiff<'_>],
     paint: Paint,
+    cancellation: &CancellationToken,
 ) -> Answer {
     let question = format!(
         "Apply these changes to {}? [y]es / [n]o, keep them / [r]eject / [d]iff in full ",
         for_decision(&copy.origin.display().to_string())
     );
     loop {
-        let Ok(line) = user.read_line(&question).await else {
-            return Answer::Keep;
+        let asked = cancellation.run_until_cancelled(user.read_line(&question));
+        let line = match asked.await {
+            Some(Ok(line)) => line,
+            Some(Err(_)) => return Answer::Keep,
+            None => {
+                // The cursor is behind the question.
+                let _ = user.show("\n");
+                return Answer::Keep;
+            }
         };
         match line.trim().to_lowercase().as_str() {
             "y" | "yes" => return Answer::Apply,

@@ -136,7 +136,7 @@ impl Workdir {
         }
     }
 
-    /// Decides on the changes of a run that has ended.
+    /// Decides on the changes of a run that has ended. An interrupt ends the question, and keeps them.
     ///
     /// # Errors
     /// If the diff can't be made or written.
@@ -146,6 +146,7 @@ impl Workdir {
         run: RunId,
         user: (Option<&TerminalUser>, bool),
         paint: Paint,
+        cancellation: &CancellationToken,
     ) -> anyhow::Result<Decision> {
         let how_later = match self.is_kept {
             true => format!("cantle runs apply {run}"),
@@ -158,6 +159,7 @@ impl Workdir {
             user,
             &how_later,
             paint,
+            cancellation,
         )
         .await;
         if self.is_kept {

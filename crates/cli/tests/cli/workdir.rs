@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
 use crate::serve::serve;
-use crate::support::{DEADLINE, Exited, TestEnv, peer, send, wait_for_exit};
+use crate::support::{DEADLINE, DEFAULT_SIGNALS, Exited, TestEnv, peer, send, wait_for_exit};
 use crate::{command, finish};
 
 /// Every kind of change.
@@ -638,6 +638,23 @@ async fn the_user_sees_the_changes_and_decides() {
 }
 
 #[tokio::test]
+async fn an_interrupt_at_the_question_keeps_the_changes() {
+    let (_server, env) = on_repository("echo new > new").await;
+    let answers = [("[d]iff in full > ", "\u{3}")];
+    let line = "run 'Correct it' --workdir repo";
+    let Some((_, exited)) = at_terminal(&env, line, &answers).await else {
+        return;
+    };
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let how_later = "Nothing was written yet: cantle runs apply ";
+    assert!(exited.stdout.contains(how_later), "{exited:?}");
+    assert!(!env.path("repo/new").exists());
+    let applied = apply(&env, &[]).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    assert_eq!(env.read("repo/new"), "new\n");
+}
+
+#[tokio::test]
 async fn the_user_can_leave_out_what_cannot_be_applied() {
     let (_server, env) = on_repository(CHANGES).await;
     work(&env, &[]).await;
@@ -688,7 +705,8 @@ async fn at_terminal(
         .env("NO_COLOR", "1")
         .env("TERM", "xterm")
         .env("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-    let line = format!("\"$PROGRAM\" {line}");
+    // A parent process may ignore signals.
+    let line = format!("exec env {DEFAULT_SIGNALS} \"$PROGRAM\" {line}");
     script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let Ok(mut child) = script.stdin(Stdio::piped()).spawn() else {
         eprintln!("SKIPPED: script(1) is not installed");
