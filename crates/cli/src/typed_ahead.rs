@@ -68,10 +68,15 @@ impl TypedAhead {
         loop {
             tokio::time::sleep(INTERVAL).await;
             if self.read() {
-                let completed = std::mem::take(&mut self.line.completed);
-                return (!completed.is_empty()).then(|| completed.join("\n"));
+                return self.line.take_completed();
             }
         }
+    }
+
+    /// Returns the messages that Enter has completed since [`typed`](Self::typed) returned, if there are any.
+    pub(crate) fn completed(&mut self) -> Option<String> {
+        self.read();
+        self.line.take_completed()
     }
 
     /// The text that no Enter has completed.
@@ -143,6 +148,12 @@ impl TypedLine {
         }
     }
 
+    /// Returns the messages that were not sent yet as one.
+    fn take_completed(&mut self) -> Option<String> {
+        let completed = std::mem::take(&mut self.completed);
+        (!completed.is_empty()).then(|| completed.join("\n"))
+    }
+
     fn character(&mut self, byte: u8) {
         self.partial.push(byte);
         match std::str::from_utf8(&self.partial) {
@@ -176,5 +187,9 @@ mod tests {
             (line.text.as_str(), &*line.completed),
             ("next", &["one äx".to_owned()][..])
         );
+        line.add(b" line\rthe rest");
+        let completed = line.take_completed();
+        assert_eq!(completed.as_deref(), Some("one äx\nnext line"));
+        assert_eq!((line.take_completed(), &*line.text), (None, "the rest"));
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct Chat {
     summary: Option<String>,
     /// Text that was typed and not sent.
     typed: String,
+    /// A line that was entered when a message had just ended.
+    entered: Option<String>,
     code: u8,
 }
 
@@ -139,6 +141,7 @@ impl Chat {
             retention: None,
             summary: None,
             typed: String::new(),
+            entered: None,
             code: Code::Finished as u8,
         })
     }
@@ -176,17 +179,15 @@ impl Chat {
 
     /// Reads a message or performs a command.
     async fn read(&mut self) -> Result<Next, Failure> {
-        let mut was_interrupted = false;
-        let line = loop {
-            let typed = std::mem::take(&mut self.typed);
-            match self.editor.read(PROMPT, typed).await.internal()? {
-                Line::Entered(line) => break line,
-                Line::Interrupted if !was_interrupted => {
-                    print("(Ctrl-C again leaves)\n")?;
-                    was_interrupted = true;
-                }
-                Line::Interrupted | Line::End => return Ok(Next::Leave),
+        let line = match self.entered.take() {
+            Some(line) => {
+                print(format!("{PROMPT}{}\n", clean(&line)))?;
+                line
             }
+            None => match self.edit().await? {
+                Some(line) => line,
+                None => return Ok(Next::Leave),
+            },
         };
         let line = line.trim();
         if line.is_empty() {
@@ -229,6 +230,22 @@ impl Chat {
         Ok(Next::Read)
     }
 
+    /// Reads a line from the editor; `None` if the user leaves.
+    async fn edit(&mut self) -> Result<Option<String>, Failure> {
+        let mut was_interrupted = false;
+        loop {
+            let typed = std::mem::take(&mut self.typed);
+            match self.editor.read(PROMPT, typed).await.internal()? {
+                Line::Entered(line) => return Ok(Some(line)),
+                Line::Interrupted if !was_interrupted => {
+                    print("(Ctrl-C again leaves)\n")?;
+                    was_interrupted = true;
+                }
+                Line::Interrupted | Line::End => return Ok(None),
+            }
+        }
+    }
+
     /// Sends a message, and displays what follows.
     async fn send(&mut self, message: &str, interrupts: &mut Interrupts) -> Result<Next, Failure> {
         let token = CancellationToken::new();
@@ -256,6 +273,15 @@ impl Chat {
                 }
             }
         }
+        // After a message that failed or was cancelled, the user decides whether to send the next one.
+        if self.code != Code::Finished as u8
+            && let Some(entered) = self.entered.take()
+        {
+            self.typed = match self.typed.is_empty() {
+                true => entered,
+                false => format!("{entered}\n{}", self.typed),
+            };
+        }
         Ok(Next::Read)
     }
 
@@ -282,6 +308,7 @@ impl Chat {
         let ended = task
             .run(session, display, (user, typed.as_mut()), token)
             .await?;
+        self.entered = typed.as_mut().and_then(TypedAhead::completed);
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
         let outcome = &ended.summary.outcome;
         // Of a run that could not begin, nothing is kept: the latest one remains the latest.
