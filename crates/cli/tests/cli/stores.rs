@@ -398,16 +398,20 @@ pub(crate) fn unique_prefix() -> String {
 /// Returns the text of an object that has no record, if it exists.
 #[cfg(any(feature = "azure", feature = "s3"))]
 pub(crate) async fn object(files: &cantle_files::Files, key: &str) -> Option<String> {
-    use futures_util::TryStreamExt as _;
+    use futures_util::StreamExt as _;
     let most = 1 << 16;
     let record = serde_json::json!({
         "id": "00000000-0000-0000-0000-000000000000", "owner": "", "filename": "", "mime_type": "", "sha256": "",
         "created_at": "2026-01-01T00:00:00Z", "size_bytes": most, "key": key,
     });
     let record = serde_json::from_value(record).unwrap();
-    let content = files.content(&record, Some(0..most)).await.ok()?;
-    let chunks: Vec<_> = content.try_collect().await.unwrap();
-    Some(String::from_utf8(chunks.concat()).unwrap())
+    let mut content = files.content(&record, Some(0..most)).await.ok()?;
+    let mut text = Vec::new();
+    // At its end is an error, since the object is shorter.
+    while let Some(Ok(chunk)) = content.next().await {
+        text.extend(chunk);
+    }
+    Some(String::from_utf8(text).unwrap())
 }
 
 /// Opens a bucket with the credentials of a file.
