@@ -193,8 +193,9 @@ globalThis.cantle ??= (() => {
     const label = hit.closest?.("label");
     if (element.contains(hit) || label?.control === element) return "";
     if (hit.contains(element)) {
-      // A box that is hidden behind a drawn one can't be hit.
-      if (!(element instanceof HTMLInputElement && ["checkbox", "radio"].includes(element.type))) return "";
+      // A box that is hidden behind a drawn one can't be hit. One that ignores the mouse is what its parent makes of it.
+      const isBox = element instanceof HTMLInputElement && ["checkbox", "radio"].includes(element.type);
+      if (!isBox || getComputedStyle(element).pointerEvents === "none") return "";
       element.click();
       return "done";
     }

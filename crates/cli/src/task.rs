@@ -232,7 +232,10 @@ impl Task {
         }
         let changes = match (&self.workdir, session.sandbox()) {
             (Some(workdir), Some(sandbox)) if is_complete || !self.is_resumable => {
-                let collected = workdir.copy.collect(&**sandbox, is_complete).await;
+                let collection = workdir
+                    .copy
+                    .collect(&**sandbox, is_complete, finishes_again);
+                let collected = collection.await;
                 collected
                     .inspect_err(|error| {
                         let problem = format!("the changes can't be compared: {error:#}");

@@ -335,24 +335,33 @@ impl Server {
 
     /// Connects to a URL: first without a handshake.
     async fn reach(&self, server: &HttpServer) -> Result<Live, ConnectError> {
-        let transport = http::transport(server, self.config.connect_timeout).await?;
-        let discovery = self.shake_hands(transport, without_handshake(), None);
         let limit = DISCOVERY_TIMEOUT.min(self.config.connect_timeout / 2);
-        match timeout(limit, discovery).await {
-            Ok(Ok(mut live)) => {
-                if live.announces_changes() {
-                    live.subscribe(self.config.connect_timeout).await;
-                }
-                Ok(live)
-            }
-            // Some servers keep silent instead.
-            Ok(Err(ConnectError::Refused(_))) | Err(_) => {
-                let transport = http::transport(server, self.config.connect_timeout).await?;
-                let mode = ClientLifecycleMode::Initialize;
-                self.shake_hands(transport, mode, None).await
-            }
-            Ok(connected) => connected,
+        let discovered = timeout(limit, self.discover(server)).await;
+        // Some servers keep silent instead of refusing it.
+        let is_silent = discovered.is_err();
+        match discovered {
+            Ok(Err(ConnectError::Refused(_))) | Err(_) => {}
+            Ok(connected) => return connected,
         }
+        let transport = http::transport(server, self.config.connect_timeout).await?;
+        let mode = ClientLifecycleMode::Initialize;
+        match self.shake_hands(transport, mode, None).await {
+            // It may only be slow, and know no handshake.
+            Err(ConnectError::Refused(_)) if is_silent => self.discover(server).await,
+            connected => connected,
+        }
+    }
+
+    /// Connects to a URL without a handshake.
+    async fn discover(&self, server: &HttpServer) -> Result<Live, ConnectError> {
+        let transport = http::transport(server, self.config.connect_timeout).await?;
+        let mut live = self
+            .shake_hands(transport, without_handshake(), None)
+            .await?;
+        if live.announces_changes() {
+            live.subscribe(self.config.connect_timeout).await;
+        }
+        Ok(live)
     }
 
     /// Starts the server in its sandbox, and opens that if there is none.

@@ -11,6 +11,16 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpResponseLimits,
 };
 
+/// How servers and SDKs say that they don't know a session.
+const UNKNOWN_SESSION: [&str; 6] = [
+    "no valid session",
+    "invalid session",
+    "unknown session",
+    "session not found",
+    "session expired",
+    "not initialized",
+];
+
 type Headers = HashMap<HeaderName, HeaderValue>;
 type HttpResult<T> = Result<T, StreamableHttpError<reqwest::Error>>;
 
@@ -67,8 +77,9 @@ impl StreamableHttpClient for HttpClient {
                     _ => &*error.error.message,
                 }
             }
+            // After 408, the request may have run.
             Err(StreamableHttpError::UnexpectedServerResponse(text))
-                if text.starts_with("HTTP 4") =>
+                if text.starts_with("HTTP 4") && !text.starts_with("HTTP 408") =>
             {
                 &**text
             }
@@ -119,8 +130,27 @@ impl StreamableHttpClient for HttpClient {
     }
 }
 
-/// Returns whether a refusal says that the session is not known.
+/// Returns whether a refusal says that the session is not known, so that the request was not run.
 fn is_about_session(refusal: &str) -> bool {
     let refusal = refusal.to_lowercase();
-    refusal.contains("session") || refusal.contains("not initialized")
+    UNKNOWN_SESSION.iter().any(|text| refusal.contains(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_about_session;
+
+    #[test]
+    fn only_an_unknown_session_is_lost() {
+        for (refusal, is_lost) in [
+            ("HTTP 400: Bad Request: No valid session ID provided", true),
+            ("Session not found", true),
+            ("Bad Request: Server not initialized", true),
+            ("Missing parameter: session_id", false),
+            ("session limit reached", false),
+            ("Session worker crashed", false),
+        ] {
+            assert_eq!(is_about_session(refusal), is_lost, "{refusal}");
+        }
+    }
 }

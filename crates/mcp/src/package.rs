@@ -70,12 +70,21 @@ pub trait PackageInstaller: fmt::Debug + Send + Sync {
 }
 
 /// Returns the package that a command line names, and the number of words that name it; `None` if it starts another
-/// program.
+/// program, such as an npx of the user in another way than is known here.
 pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>, String> {
     let Some((program, rest)) = argv.split_first() else {
         return Ok(None);
     };
-    let name = program.rsplit('/').next().unwrap_or_default();
+    match program
+        .strip_prefix('/')
+        .and_then(|path| path.rsplit('/').next())
+    {
+        Some(name) => Ok(named(name, rest).unwrap_or_default()),
+        None => named(program, rest),
+    }
+}
+
+fn named(name: &str, arguments: &[&str]) -> Result<Option<(ServerPackage, usize)>, String> {
     let (ecosystem, from, agreeing): (_, &[&str], &[&str]) = match name {
         "npx" => (Ecosystem::Npm, &["-p", "--package"], &["-y", "--yes"]),
         "uvx" => (Ecosystem::Python, &["--from"], &[]),
@@ -83,7 +92,7 @@ pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>
     };
     let mut named = None;
     let mut words = 1;
-    let mut rest = rest.iter();
+    let mut rest = arguments.iter();
     let first = loop {
         words += 1;
         match rest.next() {
@@ -96,11 +105,11 @@ pub(crate) fn of_command(argv: &[&str]) -> Result<Option<(ServerPackage, usize)>
                 named = joined(word, from);
             }
             Some(word) if word.starts_with('-') => {
-                let problem = format!("the option `{word}` of {program} is not known here");
+                let problem = format!("the option `{word}` of {name} is not known here");
                 return Err(format!("can't be installed: {problem}"));
             }
             Some(word) => break *word,
-            None => return Err(format!("can't be installed: {program} names no package")),
+            None => return Err(format!("can't be installed: {name} names no package")),
         }
     };
     let (specifier, program) = match named {
@@ -172,6 +181,8 @@ mod tests {
         ] {
             assert!(named(line).is_some_and(|named| named.is_err()), "{line}");
         }
-        assert_eq!(named("node server.js"), None);
+        for line in ["node server.js", "/usr/bin/uvx --with a b", "./npx server"] {
+            assert_eq!(named(line), None, "{line}");
+        }
     }
 }

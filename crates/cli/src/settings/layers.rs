@@ -34,7 +34,7 @@ const MAX_NAMED_CHARS: usize = 500;
 /// Settings that name an endpoint.
 const ENDPOINT: &[&str] = &["provider", "base_url"];
 
-/// Settings that describe an endpoint: those of a weaker layer than the one that names it are for another one.
+/// Settings that describe an endpoint: those of a file that is weaker than the layer which names it are for another one.
 const OF_AN_ENDPOINT: [&str; 3] = ["api", "server", "stateful"];
 
 /// Settings that are taken from the strongest layer that has any of them.
@@ -326,10 +326,12 @@ impl Layers {
             Some(names) => strongest(names),
             None => strongest(&[name]),
         }?;
+        let (origin, _) = self.layers.get(position)?;
+        let is_of_a_file = !matches!(origin, Origin::Environment | Origin::SavedRun);
         let is_of_another = OF_AN_ENDPOINT.contains(&name)
+            && is_of_a_file
             && strongest(ENDPOINT).is_some_and(|endpoint| endpoint < position);
-        let (origin, _) = self.layers.get(position).filter(|_| !is_of_another)?;
-        Some(*origin)
+        (!is_of_another).then_some(*origin)
     }
 
     /// Returns the settings in effect.

@@ -263,6 +263,15 @@ fn settings_of_an_endpoint_do_not_apply_to_one_that_a_stronger_layer_names() {
         let values = ["api", "server", "stateful", "rpm"].map(|name| merged.get(name));
         assert_eq!(json!(values), expected, "{flags}");
     }
+    // A variable is for whatever endpoint is in use.
+    let api = Layers::new([
+        (
+            Origin::Flag,
+            layer("base_url = 'http://models.example.com/v1'"),
+        ),
+        (Origin::Environment, layer("api = 'responses'")),
+    ]);
+    assert_eq!(api.origin("api"), Some(Origin::Environment));
     // A stronger layer may describe the endpoint of a weaker one.
     let api = Layers::new([
         (Origin::Environment, layer("api = 'responses'")),

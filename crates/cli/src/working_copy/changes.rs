@@ -141,11 +141,13 @@ impl WorkingCopy {
     /// the files that it did not change are removed from the copy.
     ///
     /// # Errors
-    /// If the sandbox is gone, or files can't be written.
+    /// If the sandbox is gone, or files can't be written. A file for which the disk lacks space is an error only if the
+    /// comparison can be repeated (`is_repeatable`).
     pub(crate) async fn collect(
         &self,
         sandbox: &dyn Sandbox,
         is_final: bool,
+        is_repeatable: bool,
     ) -> anyhow::Result<Changes> {
         let earlier = self.changes()?.unwrap_or_default();
         self.sweep(&earlier);
@@ -164,6 +166,7 @@ impl WorkingCopy {
                 ..Changes::default()
             },
             size_bytes: 0,
+            is_repeatable,
         };
         collection.changed(&before, &after).await?;
         collection.deleted(&before, &after);
@@ -252,6 +255,7 @@ struct Collection<'a> {
     sandbox: &'a dyn Sandbox,
     changes: Changes,
     size_bytes: u64,
+    is_repeatable: bool,
 }
 
 impl Collection<'_> {
@@ -331,12 +335,9 @@ impl Collection<'_> {
         };
         match self.sandbox.download(path, &to).await {
             Ok(size_bytes) => self.size_bytes = self.size_bytes.saturating_add(size_bytes),
-            // No other file could be kept either.
             Err(error)
-                if matches!(
-                    error.kind(),
-                    SandboxErrorKind::Gone | SandboxErrorKind::StorageFull
-                ) =>
+                if error.kind() == SandboxErrorKind::Gone
+                    || (error.kind() == SandboxErrorKind::StorageFull && self.is_repeatable) =>
             {
                 return Err(error.into());
             }

@@ -171,8 +171,13 @@ impl ChatEncoder {
         if (quirks.reasoning_required || !reasoning.is_empty())
             && encoded.reasoning_details.is_none()
         {
+            // DeepSeek V4 refuses an empty text: https://github.com/NousResearch/hermes-agent/pull/18263
+            let sent = match &*reasoning {
+                "" => " ",
+                reasoning => reasoning,
+            };
             let fields = quirks.reasoning.iter();
-            encoded.reasoning = fields.map(|field| (*field, reasoning.clone())).collect();
+            encoded.reasoning = fields.map(|field| (*field, sent.to_owned())).collect();
         }
         if quirks.thinking_parts && !reasoning.is_empty() {
             encoded.content.insert(0, thinking_part(&reasoning));

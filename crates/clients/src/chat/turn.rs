@@ -104,7 +104,7 @@ impl TurnAssembler for ChatAssembler {
                 continue;
             }
             let reason = choice.finish_reason.take().filter(|r| !r.is_empty());
-            self.usage = self.usage.take().or_else(|| choice.usage.take());
+            self.usage = choice.usage.take().or_else(|| self.usage.take());
             self.add_logprobs(choice.logprobs.take());
             if let Some(delta) = choice.into_delta() {
                 self.add(delta, |event| deltas.push_back(event));

@@ -309,8 +309,8 @@ fn turns_without_reasoning_say_so_where_it_is_required() {
         let body: Value = serde_json::from_slice(&body.unwrap()).unwrap();
         body["messages"][0].get("reasoning_content").cloned()
     };
-    assert_eq!(sent(Server::DeepSeek), Some(json!("")));
-    assert_eq!(sent(Server::Moonshot), Some(json!("")));
+    assert_eq!(sent(Server::DeepSeek), Some(json!(" ")));
+    assert_eq!(sent(Server::Moonshot), Some(json!(" ")));
     assert_eq!(sent(Server::Fireworks), None);
 }
 
