@@ -5,7 +5,7 @@ use core::ffi::CStr;
 use crate::files;
 use crate::setup::{self, CommandProfile};
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked, List};
-use crate::tree::Keepers;
+use crate::tree::{Keepers, Tree};
 use crate::wire::{FileAccess, Reader, Report, Spawn, StartStage};
 
 /// Maximum number of commands that have processes.
@@ -174,7 +174,8 @@ fn launch(
                     // The kernel refuses it if too many descriptors of the user are in flight. Without the
                     // terminal, the command is of no use.
                     if let Err(errno) = sent {
-                        let _ = sys::kill(child, sys::SIGKILL);
+                        // It may have started others by now.
+                        Tree::kill_descendants();
                         return Err((StartStage::Terminal, errno));
                     }
                 }

@@ -385,7 +385,7 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
         earlier => match reattach(&run).await.internal()? {
             Some(sandbox) => {
                 sandbox.persist().await.internal()?;
-                copy.collect(&*sandbox, false).await.internal()?
+                copy.collect(&*sandbox, false, true).await.internal()?
             }
             None => {
                 let gone = || format!("the working directory of run {} is gone", run.run);

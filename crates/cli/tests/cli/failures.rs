@@ -83,7 +83,7 @@ async fn run_that_cannot_be_kept_says_how_to_go_on() {
     std::fs::create_dir(&directory).unwrap();
     let mut command = env.command(["run", "Hello"]);
     let exited = wait_for_exit(command.current_dir(directory).spawn().unwrap()).await;
-    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert_eq!(exited.code, Some(2), "{exited:?}");
     assert!(exited.stderr.contains("use --no-keep"), "{exited:?}");
 }
 

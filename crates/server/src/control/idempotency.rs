@@ -74,8 +74,11 @@ impl IdempotencyCache {
         let request = digest(request);
         let key = digest(key.as_bytes());
         let mut owners = self.0.lock();
+        owners.retain(|_, entries| {
+            entries.evict();
+            !entries.by_key.is_empty()
+        });
         let entries = owners.entry(owner.clone()).or_default();
-        entries.evict();
         let conflict = |message: &str, code| Err(ApiError::conflict(message).with_code(code));
         match entries.by_key.get(&key) {
             Some(entry) if entry.request != request => conflict(
