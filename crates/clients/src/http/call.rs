@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cantle_core::escape::replace_lone_surrogates;
 use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmError};
 use futures_util::future::Either;
 use futures_util::{Stream, TryFutureExt as _, stream};
@@ -11,7 +12,6 @@ use super::body::{MAX_TURN_BYTES, ResponseBody};
 use super::dialect::{Dialect, TurnAssembler as _};
 use super::endpoint::Endpoint;
 use super::stream::event_stream;
-use super::surrogates::SplitPairs;
 
 /// Calls the model once.
 pub(super) fn stream<D: Dialect>(endpoint: Arc<Endpoint<D>>, request: ChatRequest) -> ChatStream {
@@ -30,13 +30,8 @@ async fn open<D: Dialect>(
     if endpoint.stream && !is_single_body(&headers) {
         return Ok(Either::Left(event_stream(body, headers, endpoint)));
     }
-    let bytes = match String::from_utf8(body.read().await?) {
-        Ok(text) => SplitPairs::default()
-            .join(text.into())
-            .into_owned()
-            .into_bytes(),
-        Err(error) => error.into_bytes(),
-    };
+    let mut bytes = body.read().await?;
+    replace_lone_surrogates(&mut bytes);
     let mut assembler = endpoint.dialect.assembler();
     let read = assembler.read_body(&endpoint.errors, &headers, &bytes);
     let usage = assembler.usage();

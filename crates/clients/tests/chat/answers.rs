@@ -134,6 +134,16 @@ async fn a_complete_body_instead_of_a_stream_is_accepted() {
 }
 
 #[tokio::test]
+async fn a_complete_body_with_half_a_character_is_accepted() {
+    let body = r#"{"choices": [{"message": {"content": "\ud83d\ude00 \ud83d"}, "finish_reason": "stop"}]}"#;
+    let reply = Reply::new(200, "application/json", body);
+    let server = serve(Turn::text("").fault_always(Fault::Reply(reply))).await;
+    let client = builder(&server.url(), false).build().unwrap();
+    let text = complete(&client).await.unwrap().message.text();
+    assert_eq!(text, "\u{1f600} \u{fffd}");
+}
+
+#[tokio::test]
 async fn reported_costs_are_read() {
     let body = |cost| {
         json!({"choices": [{"message": {"content": "Hi"}}],
