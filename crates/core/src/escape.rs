@@ -103,7 +103,7 @@ pub fn replace_lone_surrogates(json: &mut [u8]) {
     }
 }
 
-/// Returns the UTF-16 unit of a `\uXXXX` at the beginning of a text.
+/// Returns the UTF-16 unit of the escape (`\u` and four digits) that a text begins with.
 fn escaped_unit(text: &[u8]) -> Option<u16> {
     let digits = text.strip_prefix(b"\\u")?.get(..4)?;
     u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
