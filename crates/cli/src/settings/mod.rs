@@ -244,7 +244,7 @@ pub(crate) struct ModelSettings {
     #[arg(long)]
     pub(crate) provider: Option<Provider>,
 
-    /// Wire protocol [default: messages for Anthropic, otherwise chat]
+    /// Wire protocol [default: messages for Anthropic, responses for OpenAI itself, else chat]
     #[arg(long)]
     pub(crate) api: Option<Api>,
 
