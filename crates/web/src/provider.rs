@@ -23,7 +23,8 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 /// Provides `fetch_web_page` and, with a search provider, `web_search`.
 ///
 /// Requests come from this process, not from the sandbox: the sandbox's network policy doesn't bind them, and a model can
-/// send data out in a URL or a query. Only addresses of the public internet are reached, whatever the lists of hosts say. The search provider is reached wherever it is.
+/// send data out in a URL or a query. Pages are fetched from addresses of the public internet only; an allowed host that is
+/// marked (`HOST,private`) may be in a private network. Neither restriction applies to the search provider.
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct WebTools {

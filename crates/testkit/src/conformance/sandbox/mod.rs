@@ -45,9 +45,9 @@ use super::suite::{self, Case};
 /// Runs every case against sandboxes of `backend`.
 ///
 /// Takes about half a minute, most of it waiting; see [`SandboxOptions::quick`] for a backend that takes
-/// longer. Signals, terminals, spilled output, kept background processes and kept sandboxes are
-/// optional: a backend may answer them with
-/// [`Unsupported`](cantle_core::sandbox::SandboxErrorKind::Unsupported), and the report says so.
+/// longer. Some features are optional, such as terminals, connections and kept sandboxes: a backend may
+/// answer them with [`Unsupported`](cantle_core::sandbox::SandboxErrorKind::Unsupported), and the report
+/// lists their cases as skipped.
 pub async fn sandbox(backend: &dyn Backend) -> Report {
     sandbox_with(backend, SandboxOptions::new()).await
 }
