@@ -20,8 +20,6 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let mut command = Command::new(environment.program("moto_server"));
     command
         .args(["-H", "127.0.0.1", "-p", "0"])
-        // Its log is read before its buffer is full.
-        .env("PYTHONUNBUFFERED", "1")
         .env_remove("PYTHONDONTWRITEBYTECODE");
     let signs = ("Running on ", Some("/moto-api/data.json"));
     let (server, address) = Server::start(workshop, "moto", &mut command, signs)?;

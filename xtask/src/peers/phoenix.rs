@@ -22,9 +22,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         .env("PHOENIX_PORT", "0")
         .env("PHOENIX_GRPC_PORT", "0")
         .env("PHOENIX_TELEMETRY_ENABLED", "false")
-        .env("PHOENIX_WORKING_DIR", state.path())
-        // Its log is read before its buffer is full.
-        .env("PYTHONUNBUFFERED", "1");
+        .env("PHOENIX_WORKING_DIR", state.path());
     let signs = ("Uvicorn running on ", Some("/healthz"));
     let (server, address) = Server::start(workshop, "phoenix", &mut command, signs)?;
     let ready = Ready::served(server, [("CANTLE_TEST_PHOENIX_URL", address)]);

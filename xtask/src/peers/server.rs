@@ -35,7 +35,9 @@ impl Server {
         // A configured proxy is for package registries, not for loopback.
         command
             .env("NO_PROXY", "127.0.0.1")
-            .env("no_proxy", "127.0.0.1");
+            .env("no_proxy", "127.0.0.1")
+            // The log is read before the buffer of a server in Python is full.
+            .env("PYTHONUNBUFFERED", "1");
         let log = workshop.log(peer);
         let mut found = None;
         let server = Server::start_when(workshop, peer, command, || {
