@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::dist::Profile;
 use crate::lane::Lane;
 use crate::metadata::Metadata;
-use crate::peers::{self, Workshop};
+use crate::peers::{self, Installer};
 use crate::{dist, shell};
 
 /// Measures the numbers in docs/performance.md.
@@ -28,9 +28,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let build = ["build", "--profile=dist", "--package=cantle-bench"];
     shell::run(shell::cargo().args(build))?;
     let target = Metadata::read()?.target;
-    let workshop = Workshop::open(&target, Lane::Quick)?;
+    let installer = Installer::open(&target, Lane::Quick)?;
     // Until the end of the measurements.
-    let engine = match peers::bring_up_engine(&workshop) {
+    let engine = match peers::bring_up_engine(&installer) {
         Ok(engine) => Some(engine),
         Err(error) => {
             eprintln!("SKIPPED containers: {error:#}");

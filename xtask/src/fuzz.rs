@@ -27,7 +27,7 @@ const FLAGS: &[&str] = &[
 /// Maximum length of an input, seconds for one input, and memory of a target in MiB.
 const BOUNDS: &[&str] = &["-max_len=16384", "-timeout=10", "-rss_limit_mb=1024"];
 
-/// Fuzz the parsers of foreign bytes; inputs that fail are written to target/fuzz.
+/// Fuzz the parsers of untrusted bytes; inputs that fail are written to target/fuzz.
 #[derive(clap::Args)]
 pub struct FuzzArgs {
     /// All targets if none is named; fuzz/src/lib.rs lists them
@@ -89,7 +89,7 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     if !failed.is_empty() {
         let directory = directory.display();
         bail!(
-            "failed: {}. Mend it, and add the input from {directory}/TARGET to fuzz/corpora/TARGET",
+            "failed: {}. Fix it, and add the input from {directory}/TARGET to fuzz/corpora/TARGET",
             failed.join(", ")
         );
     }

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::server::Server;
-use super::{Ready, Workshop, node};
+use super::{Installer, Ready, node};
 use crate::workspace;
 
 // Its optional companions are not needed, and resolving them takes over ten minutes without a network.
@@ -14,8 +14,8 @@ const PACKAGES: [&str; 2] = ["--legacy-peer-deps", "@copilotkit/aimock@1.43.0"];
 const MINIMUM: (u32, u32) = (20, 15);
 
 /// Starts it; also returns its address, `http://127.0.0.1:PORT`.
-pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
-    let (modules, node) = node::install(workshop, "aimock", &PACKAGES, MINIMUM)?;
+pub fn bring_up(installer: &Installer) -> Result<(Ready, String)> {
+    let (modules, node) = node::install(installer, "aimock", &PACKAGES, MINIMUM)?;
     let mut command = Command::new(node);
     command
         .arg(modules.join(".bin/llmock"))
@@ -24,8 +24,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
         .arg(workspace::root().join("crates/cli/tests/peers/aimock"))
         // A turn out of order is an error, not the nearest answer.
         .env("AIMOCK_STRICT_TURN_INDEX", "1");
-    let signs = ("listening on ", Some("/health"));
-    let (server, address) = Server::start(workshop, "aimock", &mut command, signs)?;
+    let readiness = ("listening on ", Some("/health"));
+    let (server, address) = Server::start(installer, "aimock", &mut command, readiness)?;
     let ready = Ready::served(
         server,
         [("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))],

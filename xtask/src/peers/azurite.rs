@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::python::source;
 use super::server::Server;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 
 const PACKAGE: &str = "azurite@3.37.0";
 /// The container of the tests.
@@ -16,20 +16,20 @@ const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 /// Installs and starts it, and creates a container.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let directory = workshop.npm("azurite", &[PACKAGE])?;
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    let directory = installer.npm("azurite", &[PACKAGE])?;
     let mut command = Command::new("node");
     command
         .arg(directory.join("node_modules/azurite/dist/src/blob/main.js"))
         .args(["--blobHost", "127.0.0.1", "--blobPort", "0"])
         .args(["--inMemoryPersistence", "--skipApiVersionCheck"])
         .current_dir(&directory);
-    let signs = ("successfully listens on ", None);
-    let (server, address) = Server::start(workshop, "azurite", &mut command, signs)?;
+    let readiness = ("successfully listens on ", None);
+    let (server, address) = Server::start(installer, "azurite", &mut command, readiness)?;
     let mut create = Command::new("node");
     create.arg(source("azurite.js"));
     create.args([&address, CONTAINER, KEY]);
-    workshop
+    installer
         .step("azurite-container", &create)
         .context("the container can't be created")?;
     Ok(Ready::served(

@@ -4,27 +4,27 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::{Ready, Workshop, system};
+use super::{Installer, Ready, system};
 use crate::{elf, shell};
 
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let program = program(workshop)?.display().to_string();
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    let program = program(installer)?.display().to_string();
     Ok(Ready::with([("CANTLE_TEST_BUSYBOX", program)]))
 }
 
 /// The machine's own where it is static; else Debian's, unpacked here and not installed, because it
 /// would replace the machine's.
-pub fn program(workshop: &Workshop) -> Result<PathBuf> {
+pub fn program(installer: &Installer) -> Result<PathBuf> {
     let own =
         shell::probe("sh", &["-c", "command -v busybox"]).map(|path| PathBuf::from(path.trim()));
     match own {
         Some(own) if elf::is_static(&own)? => Ok(own),
-        _ => debian(workshop),
+        _ => debian(installer),
     }
 }
 
-fn debian(workshop: &Workshop) -> Result<PathBuf> {
-    let directory = system::unpacked(workshop, "busybox", &["busybox-static"])?;
+fn debian(installer: &Installer) -> Result<PathBuf> {
+    let directory = system::unpacked(installer, "busybox", &["busybox-static"])?;
     // Where it is depends on the release: /bin before the merge, /usr/bin after.
     ["bin/busybox", "usr/bin/busybox"]
         .map(|path| directory.join(path))

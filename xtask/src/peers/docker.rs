@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::python::source;
 use super::server::{Server, answers};
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 use crate::shell;
 
 /// An image with some of this machine's programs; [`BUSYBOX`] holds nothing but BusyBox.
@@ -24,11 +24,11 @@ const BUSYBOX: &str = "cantle-test:busybox";
 /// Runs an engine in a directory.
 const ENGINE: &str = "docker_engine.sh";
 
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let images = images(workshop)?;
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    let images = images(installer)?;
     let (host, mut engine) = match running_engine() {
         Some(host) => (host, Ready::default()),
-        None => start(workshop)?,
+        None => start(installer)?,
     };
     for (name, file) in [(SLICE, "slice.tar"), (BUSYBOX, "busybox.tar")] {
         let mut import = Command::new("docker");
@@ -38,7 +38,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
             .args(["--change", "CMD [\"sh\"]"])
             .arg(images.join(file))
             .arg(name);
-        workshop.step("docker-import", &import)?;
+        installer.step("docker-import", &import)?;
     }
     let mut variables = vec![
         ("CANTLE_TEST_DOCKER_HOST", host),
@@ -55,14 +55,14 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
 }
 
 /// The images as archives: a slice of this machine (BusyBox, bash, Python, git, apt), and BusyBox alone.
-fn images(workshop: &Workshop) -> Result<PathBuf> {
-    let busybox = super::busybox::program(workshop)?;
+fn images(installer: &Installer) -> Result<PathBuf> {
+    let busybox = super::busybox::program(installer)?;
     let script = source("docker_images.sh");
     let recipe = fs::read_to_string(&script)?;
-    workshop.cached("docker", &recipe, |directory| {
+    installer.cached("docker", &recipe, |directory| {
         let mut build = Command::new("bash");
         build.arg(&script).arg(&busybox).arg(directory);
-        workshop.step("docker-images", &build)
+        installer.step("docker-images", &build)
     })
 }
 
@@ -81,7 +81,7 @@ fn can_start() -> bool {
         && shell::probe("unshare", &namespaces).is_some()
 }
 
-fn start(workshop: &Workshop) -> Result<(String, Ready)> {
+fn start(installer: &Installer) -> Result<(String, Ready)> {
     if !can_start() {
         bail!("no Docker engine answers, and one needs root, namespaces and dockerd to be started");
     }
@@ -93,7 +93,7 @@ fn start(workshop: &Workshop) -> Result<(String, Ready)> {
     let host = format!("unix://{}", socket.display());
     let mut command = Command::new("sh");
     command.arg(source(ENGINE)).arg(place.path());
-    let server = Server::start_when(workshop, "docker", &command, || engine_answers(&socket))?;
+    let server = Server::start_when(installer, "docker", &command, || engine_answers(&socket))?;
     let ready = Ready::served(server, []).with_leftovers(EngineFiles(place));
     Ok((host, ready))
 }

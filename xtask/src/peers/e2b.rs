@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use anyhow::{Context, Result, bail};
 
 use super::python::Python;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 use crate::lane::Lane;
 use crate::shell;
 
@@ -53,12 +53,12 @@ const JAVASCRIPT_SUITE: [&str; 18] = [
 const JAVASCRIPT: [&str; 2] = ["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
     if shell::probe("node", &["--version"]).is_none() {
         bail!("there is no Node.js");
     }
-    let is_full = workshop.lane == Lane::Full;
-    let javascript = workshop.npm("e2b-js", &JAVASCRIPT)?;
+    let is_full = installer.lane == Lane::Full;
+    let javascript = installer.npm("e2b-js", &JAVASCRIPT)?;
     let python = Python::find((3, 10))?;
     let mut environments = vec![("js".to_owned(), javascript)];
     let older = OLDER.into_iter().filter(|_| is_full);
@@ -68,17 +68,17 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
             true => &["e2b", "e2b-code-interpreter"],
             false => &["e2b"],
         };
-        let environment = python.environment(workshop, &peer, packages, pins)?;
+        let environment = python.environment(installer, &peer, packages, pins)?;
         environments.push((format!("python-{version}"), environment.file("venv")));
     }
     let has_checkout = CHECKOUTS.iter().any(|it| std::env::var_os(it).is_some());
     if is_full && has_checkout {
-        let environment = python.environment(workshop, "e2b-suite", SUITE.0, SUITE.1)?;
+        let environment = python.environment(installer, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("python-suite".to_owned(), environment.file("venv")));
-        let directory = workshop.npm("e2b-js-suite", &JAVASCRIPT_SUITE)?;
+        let directory = installer.npm("e2b-js-suite", &JAVASCRIPT_SUITE)?;
         environments.push(("js-suite".to_owned(), directory));
     }
-    let directory = workshop.cached("e2b", "links", |_| Ok(()))?;
+    let directory = installer.cached("e2b", "links", |_| Ok(()))?;
     for (name, environment) in environments {
         let place = directory.join(name);
         let is_there = place.symlink_metadata().is_ok();

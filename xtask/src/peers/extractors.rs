@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::python::{Python, source};
-use super::{Ready, Workshop, system};
+use super::{Installer, Ready, system};
 
 /// Packages with pages under the GPL, version 2 or later (of Git: 2 only), and in the public domain (SQLite's).
 const PAGES: [&str; 5] = [
@@ -17,15 +17,15 @@ const SCRIPT: &str = include_str!("../../peers/readability_pages.js");
 const READABILITY: [&str; 2] = ["@mozilla/readability@0.6.0", "linkedom@0.18.15"];
 
 /// Prepares them for the full lane.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
     let packages = ["trafilatura", "lxml_html_clean"];
     let pins = include_str!("../../peers/trafilatura.txt");
     let environment =
-        Python::find((3, 11))?.environment(workshop, "trafilatura", &packages, pins)?;
+        Python::find((3, 11))?.environment(installer, "trafilatura", &packages, pins)?;
     // Beside its modules, where Node.js looks for them.
-    let readability = workshop.npm("readability", &READABILITY)?.join("pages.js");
+    let readability = installer.npm("readability", &READABILITY)?.join("pages.js");
     std::fs::write(&readability, SCRIPT)?;
-    let pages = system::unpacked(workshop, "pages", &PAGES)?;
+    let pages = system::unpacked(installer, "pages", &PAGES)?;
     let python = environment.program("python").display().to_string();
     let script = source("trafilatura_pages.py").display().to_string();
     Ok(Ready::with([

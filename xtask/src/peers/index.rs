@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Ready, Workshop, python};
+use super::{Installer, Ready, python};
 use crate::shell;
 
 /// Prints the URL of the index and the host of its files, as pip knows them.
@@ -19,7 +19,7 @@ print(urlsplit(own).hostname if own else PyPI.file_storage_domain)
 ";
 
 /// Finds the indexes, and downloads a package to see that they answer.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
     let settings = shell::probe("python3", &["-c", PIP_SETTINGS]).context("pip has no settings")?;
     let (index, files) = settings
         .trim()
@@ -39,7 +39,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ])
         .args(["--index-url", index, "iniconfig==2.0.0"])
         .current_dir(directory.path());
-    workshop.step("index", &download)?;
+    installer.step("index", &download)?;
     let registry =
         shell::probe("npm", &["config", "get", "registry"]).context("npm has no registry")?;
     Ok(Ready::with([
@@ -48,7 +48,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ("CANTLE_TEST_REGISTRY", registry.trim().to_owned()),
         (
             "CANTLE_TEST_UV",
-            python::uv(workshop)?.display().to_string(),
+            python::uv(installer)?.display().to_string(),
         ),
     ]))
 }

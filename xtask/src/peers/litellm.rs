@@ -8,20 +8,20 @@ use anyhow::{Context, Result};
 
 use super::python::{Environment, Python, source};
 use super::server::Server;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 
 const KEY: &str = "sk-cantle-test";
 
 /// Installs it. Without `prisma` a request with a wrong key is answered by an internal error.
-pub fn prepare(workshop: &Workshop) -> Result<Environment> {
+pub fn prepare(installer: &Installer) -> Result<Environment> {
     let packages = ["litellm[proxy]", "prisma"];
     let pins = include_str!("../../peers/litellm.txt");
-    Python::find((3, 11))?.environment(workshop, "litellm", &packages, pins)
+    Python::find((3, 11))?.environment(installer, "litellm", &packages, pins)
 }
 
 /// Starts it in front of aimock.
-pub fn start(environment: &Environment, workshop: &Workshop, aimock: &str) -> Result<Ready> {
-    let scripted = port_to_promise()?;
+pub fn start(environment: &Environment, installer: &Installer, aimock: &str) -> Result<Ready> {
+    let scripted = reserved_port()?;
     let mut command = Command::new(environment.program("litellm"));
     command
         .arg("--config")
@@ -41,8 +41,8 @@ pub fn start(environment: &Environment, workshop: &Workshop, aimock: &str) -> Re
         .env("DISABLE_ADMIN_UI", "True")
         // Compiling what it imports takes two thirds of its start: once is enough.
         .env_remove("PYTHONDONTWRITEBYTECODE");
-    let signs = ("running on ", Some("/health/liveliness"));
-    let (server, address) = Server::start(workshop, "litellm", &mut command, signs)?;
+    let readiness = ("running on ", Some("/health/liveliness"));
+    let (server, address) = Server::start(installer, "litellm", &mut command, readiness)?;
     let variables = [
         ("CANTLE_TEST_LITELLM_URL", format!("{address}/v1")),
         ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),
@@ -51,9 +51,9 @@ pub fn start(environment: &Environment, workshop: &Workshop, aimock: &str) -> Re
     Ok(Ready::served(server, variables))
 }
 
-/// A free port that stays free: below the range from which the kernel gives ports to those who
-/// bind port 0, as every other test does.
-fn port_to_promise() -> Result<u16> {
+/// Returns a free port that stays free: below the range from which the kernel assigns ports to programs
+/// that bind port 0, as every other test does.
+fn reserved_port() -> Result<u16> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let lowest = range
         .split_whitespace()

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::python::Python;
-use super::{Ready, Workshop, node};
+use super::{Installer, Ready, node};
 use crate::lane::Lane;
 
 const PACKAGES: [&str; 2] = [
@@ -29,8 +29,8 @@ const PINS: &str = include_str!("../../peers/mcp.txt");
 const MINIMUM: (u32, u32) = (22, 0);
 
 /// Installs them. Tests start them.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let (modules, node) = node::install(workshop, "mcp", &PACKAGES, MINIMUM)?;
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    let (modules, node) = node::install(installer, "mcp", &PACKAGES, MINIMUM)?;
     let program = |name: &str| modules.join(".bin").join(name).display().to_string();
     let mut ready = Ready::with([
         (
@@ -40,14 +40,14 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ("CANTLE_TEST_MCP_CONFORMANCE", program("conformance")),
         ("CANTLE_TEST_MCP_NODE", node.display().to_string()),
     ]);
-    if workshop.lane == Lane::Full {
+    if installer.lane == Lane::Full {
         for (package, program, variable) in FULL {
-            let installed = workshop.npm(program, &[package])?;
+            let installed = installer.npm(program, &[package])?;
             let program = installed.join("node_modules/.bin").join(program);
             let program = program.display().to_string();
             ready.variables.push((variable, program));
         }
-        let sdk = Python::find((3, 10))?.environment(workshop, "mcp-python", &["mcp"], PINS)?;
+        let sdk = Python::find((3, 10))?.environment(installer, "mcp-python", &["mcp"], PINS)?;
         let python = sdk.program("python").display().to_string();
         ready.variables.push(("CANTLE_TEST_MCP_PYTHON", python));
     }

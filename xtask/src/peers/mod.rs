@@ -12,6 +12,7 @@ mod docker;
 mod e2b;
 mod extractors;
 mod index;
+mod installer;
 mod litellm;
 mod llama;
 mod mcp;
@@ -25,7 +26,6 @@ mod s3s;
 mod server;
 mod static_program;
 mod system;
-mod workshop;
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -34,33 +34,33 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 
+pub use installer::Installer;
 pub use server::Server;
-pub use workshop::Workshop;
 
 use crate::lane::Lane;
 
-type BringUp = fn(&Workshop) -> Result<Ready>;
+type BringUp = fn(&Installer) -> Result<Ready>;
 
 /// The peers that need no other one, and the first lane that has them.
 const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
     ("llama", Lane::Quick, llama::bring_up),
     // For histories that it wrote and histories that it must read (`xtask/peers/stirrup_history.py`). The second package
     // is a part that lxml has given up and a dependency of Stirrup still imports.
-    ("stirrup", Lane::Quick, |workshop| {
+    ("stirrup", Lane::Quick, |installer| {
         let packages = ["stirrup", "lxml_html_clean"];
         let pins = include_str!("../../peers/stirrup.txt");
         let variable = "CANTLE_TEST_STIRRUP_PYTHON";
-        python::peer(workshop, ("stirrup", (3, 12)), &packages, pins, variable)
+        python::peer(installer, ("stirrup", (3, 12)), &packages, pins, variable)
     }),
     // Cargo compiles all crates once more for it.
     ("static", Lane::Full, static_program::bring_up),
     ("e2b", Lane::Quick, e2b::bring_up),
     // Its figures are results of a Python kernel.
-    ("matplotlib", Lane::Quick, |workshop| {
+    ("matplotlib", Lane::Quick, |installer| {
         let pins = include_str!("../../peers/matplotlib.txt");
         let variable = "CANTLE_TEST_MATPLOTLIB";
         python::peer(
-            workshop,
+            installer,
             ("matplotlib", (3, 11)),
             &["matplotlib"],
             pins,
@@ -75,11 +75,11 @@ const INDEPENDENT: [(&str, Lane, BringUp); 16] = [
     ("index", Lane::Quick, index::bring_up),
     ("chromium", Lane::Quick, |_| chromium::bring_up()),
     // The readers of exported runs: those of ATIF and of Inspect.
-    ("readers", Lane::Full, |workshop| {
+    ("readers", Lane::Full, |installer| {
         let pins = include_str!("../../peers/readers.txt");
         let variable = "CANTLE_TEST_READERS_PYTHON";
         python::peer(
-            workshop,
+            installer,
             ("readers", (3, 11)),
             &["atif", "inspect_ai"],
             pins,
@@ -206,26 +206,26 @@ impl Peers {
 }
 
 /// Prepares and starts all peers side by side.
-pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
+pub fn bring_up(installer: &Installer, required: &Required) -> Result<Peers> {
     system::install_missing();
     let outcomes = thread::scope(|scope| -> Result<_> {
-        let aimock = start(scope, "aimock", || aimock::bring_up(workshop));
+        let aimock = start(scope, "aimock", || aimock::bring_up(installer));
         let containers = start(scope, "docker", || {
             // In this order: the engine's images are made of BusyBox.
-            let busybox = busybox::bring_up(workshop);
-            Ok((busybox, docker::bring_up(workshop)))
+            let busybox = busybox::bring_up(installer);
+            Ok((busybox, docker::bring_up(installer)))
         });
         let wanted = INDEPENDENT
             .into_iter()
-            .filter(|(_, first, _)| *first <= workshop.lane);
+            .filter(|(_, first, _)| *first <= installer.lane);
         let others: Vec<_> = wanted
-            .map(|(name, _, bring_up)| (name, start(scope, name, move || bring_up(workshop))))
+            .map(|(name, _, bring_up)| (name, start(scope, name, move || bring_up(installer))))
             .collect();
-        let proxy = litellm::prepare(workshop);
+        let proxy = litellm::prepare(installer);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
         let litellm = match &aimock {
-            Ok((_, address)) => proxy.and_then(|proxy| litellm::start(&proxy, workshop, address)),
+            Ok((_, address)) => proxy.and_then(|proxy| litellm::start(&proxy, installer, address)),
             Err(_) => Err(anyhow!("it needs aimock")),
         };
         let (busybox, docker) = join(containers)?;
@@ -247,9 +247,9 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
 }
 
 /// Prepares and starts nothing but the container engine.
-pub fn bring_up_engine(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up_engine(installer: &Installer) -> Result<Ready> {
     system::install_missing();
-    docker::bring_up(workshop)
+    docker::bring_up(installer)
 }
 
 /// Prepares a peer beside the others, and prints how long it took.

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::python::Python;
 use super::server::Server;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 use crate::shell;
 
 const PINS: &str = include_str!("../../peers/moto.txt");
@@ -14,15 +14,15 @@ const PINS: &str = include_str!("../../peers/moto.txt");
 const BUCKET: &str = "cantle";
 
 /// Installs and starts it, and creates a bucket.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
     let python = Python::find((3, 11))?;
-    let environment = python.environment(workshop, "moto", &["moto[server,s3]"], PINS)?;
+    let environment = python.environment(installer, "moto", &["moto[server,s3]"], PINS)?;
     let mut command = Command::new(environment.program("moto_server"));
     command
         .args(["-H", "127.0.0.1", "-p", "0"])
         .env_remove("PYTHONDONTWRITEBYTECODE");
-    let signs = ("Running on ", Some("/moto-api/data.json"));
-    let (server, address) = Server::start(workshop, "moto", &mut command, signs)?;
+    let readiness = ("Running on ", Some("/moto-api/data.json"));
+    let (server, address) = Server::start(installer, "moto", &mut command, readiness)?;
     let mut create = Command::new("curl");
     create.args(["--silent", "--fail", "--noproxy", "*", "-X", "PUT"]);
     shell::output(create.arg(format!("{address}/{BUCKET}")))?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::Workshop;
+use super::Installer;
 use crate::shell;
 
 /// Installed from npm if the machine's Node.js is older (Debian 12 has 18).
@@ -12,7 +12,7 @@ const NODE: &str = "node@22.23.3";
 
 /// Installs npm packages, with a Node.js if the machine's is older than `minimum`. Returns their modules and the program.
 pub fn install(
-    workshop: &Workshop,
+    installer: &Installer,
     peer: &str,
     packages: &[&str],
     minimum: (u32, u32),
@@ -21,7 +21,7 @@ pub fn install(
     let is_old = version(&answer).is_none_or(|version| version < minimum);
     let mut packages = packages.to_vec();
     packages.extend(is_old.then_some(NODE));
-    let modules = workshop.npm(peer, &packages)?.join("node_modules");
+    let modules = installer.npm(peer, &packages)?.join("node_modules");
     let node = match is_old {
         true => modules.join("node/bin/node"),
         false => PathBuf::from("node"),

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::server::Server;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 
 /// Where Debian has the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
@@ -20,21 +20,21 @@ pub fn is_installed() -> bool {
 }
 
 /// Creates a database and starts its server, which listens on a socket only.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
     let programs = programs().context("there is no PostgreSQL below /usr/lib/postgresql")?;
     let place = tempfile::Builder::new()
         .prefix("cantle-postgres-")
         .tempdir()?;
     if rustix::process::geteuid().is_root() {
         let mut chown = Command::new("chown");
-        workshop.step("postgres", chown.arg(USER).arg(place.path()))?;
+        installer.step("postgres", chown.arg(USER).arg(place.path()))?;
     }
     let data = place.path().join("data");
     let mut create = run_as_user(&programs.join("initdb"), place.path());
     create
         .args(["--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"])
         .args(["--username", USER, "--pgdata"]);
-    workshop.step("postgres", create.arg(&data))?;
+    installer.step("postgres", create.arg(&data))?;
     let mut start = run_as_user(&programs.join("postgres"), place.path());
     start.arg("-D").arg(&data).arg("-k").arg(place.path());
     for setting in [
@@ -45,8 +45,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     ] {
         start.args(["-c", setting]);
     }
-    let log = workshop.log("postgres");
-    let server = Server::start_when(workshop, "postgres", &start, || {
+    let log = installer.log("postgres");
+    let server = Server::start_when(installer, "postgres", &start, || {
         let text = fs::read_to_string(&log).unwrap_or_default();
         text.contains("ready to accept connections")
     })?;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Error, Result};
 
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 use crate::shell;
 
 /// A Python with what it takes to make environments.
@@ -50,7 +50,7 @@ impl Python {
     /// text of a pip constraints file.
     pub fn environment(
         &self,
-        workshop: &Workshop,
+        installer: &Installer,
         peer: &str,
         packages: &[&str],
         pins: &str,
@@ -64,13 +64,13 @@ impl Python {
             path.display(),
             packages.join(" ")
         );
-        let (uv, installer) = (install_uv(workshop)?, uv(workshop)?);
-        let directory = workshop.cached(peer, &recipe, |directory| {
+        let (uv, program) = (install_uv(installer)?, uv(installer)?);
+        let directory = installer.cached(peer, &recipe, |directory| {
             let constraints = directory.join("constraints.txt");
             fs::write(&constraints, pins)?;
             let venv = directory.join("venv");
-            workshop.step(peer, Command::new(path).args(["-m", "venv"]).arg(&venv))?;
-            let mut install = Command::new(&installer);
+            installer.step(peer, Command::new(path).args(["-m", "venv"]).arg(&venv))?;
+            let mut install = Command::new(&program);
             install
                 .args(["pip", "install", "--quiet", "--python"])
                 .arg(venv.join("bin/python"))
@@ -85,7 +85,7 @@ impl Python {
             if let Some(certificates) = pip_setting("cert") {
                 install.env("SSL_CERT_FILE", certificates);
             }
-            workshop.step(peer, &install)
+            installer.step(peer, &install)
         })?;
         Ok(Environment { directory })
     }
@@ -93,35 +93,35 @@ impl Python {
 
 /// Prepares an environment whose Python a variable names.
 pub fn peer(
-    workshop: &Workshop,
+    installer: &Installer,
     (name, minimum): (&str, (u32, u32)),
     packages: &[&str],
     pins: &str,
     variable: &'static str,
 ) -> Result<Ready> {
-    let environment = Python::find(minimum)?.environment(workshop, name, packages, pins)?;
+    let environment = Python::find(minimum)?.environment(installer, name, packages, pins)?;
     let python = environment.program("python").display().to_string();
     Ok(Ready::with([(variable, python)]))
 }
 
 /// Returns the program uv.
-pub fn uv(workshop: &Workshop) -> Result<PathBuf> {
-    Ok(install_uv(workshop)?.join("venv/bin/uv"))
+pub fn uv(installer: &Installer) -> Result<PathBuf> {
+    Ok(install_uv(installer)?.join("venv/bin/uv"))
 }
 
 /// Installs uv, once, and returns its directory. It takes a tenth of pip's CPU time for the environments of the peers.
-fn install_uv(workshop: &Workshop) -> Result<PathBuf> {
+fn install_uv(installer: &Installer) -> Result<PathBuf> {
     const UV: &str = "uv==0.13.9";
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let install = || {
-        workshop.cached("uv", UV, |directory| {
+        installer.cached("uv", UV, |directory| {
             let venv = directory.join("venv");
             let python = Python::find((3, 11))?.path;
-            workshop.step("uv", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
+            installer.step("uv", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
             let mut pip = Command::new(venv.join("bin/python"));
             pip.args(["-m", "pip", "install", "--quiet"])
                 .args(["--disable-pip-version-check", UV]);
-            workshop.step("uv", &pip)
+            installer.step("uv", &pip)
         })
     };
     let installed = INSTALLED.get_or_init(|| install().map_err(|error| format!("{error:#}")));

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::server::Server;
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 
 /// The newest version that the Rust compiler of the workspace builds.
 const VERSION: &str = "0.14.1";
@@ -17,18 +17,18 @@ const KEY: &str = "cantle";
 const SECRET: &str = "cantle-secret";
 
 /// Builds and starts it in the full lane, with a bucket.
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let directory = workshop.cargo_install("s3s", "s3s-fs", VERSION, &["--features", "binary"])?;
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    let directory = installer.cargo_install("s3s", "s3s-fs", VERSION, &["--features", "binary"])?;
     let objects = tempfile::tempdir()?;
     fs::create_dir(objects.path().join(BUCKET))?;
-    // It does not say which port it got if it may choose.
+    // It does not print the port that it was given for port 0.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut command = Command::new(directory.join("bin/s3s-fs"));
     command
         .args(["--host", "127.0.0.1", "--port", &port.to_string()])
         .args(["--access-key", KEY, "--secret-key", SECRET])
         .arg(objects.path());
-    let server = Server::start_when(workshop, "s3s", &command, || {
+    let server = Server::start_when(installer, "s3s", &command, || {
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     })?;
     Ok(Ready::served(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::workshop::{Workshop, tail};
+use super::installer::{Installer, tail};
 use crate::guard::Guarded;
 
 /// Generous: the tests are built at the same time.
@@ -24,10 +24,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server and waits for its signs: the text before its address in its log, and a path that answers 200
-    /// once it is ready, unless the log tells that, too. Returns its address, `http://127.0.0.1:PORT`.
+    /// Starts the server and waits until it is ready: its log has `before_address` and its address, and `GET ready`, if
+    /// that is given, answers 200. Returns its address, `http://127.0.0.1:PORT`.
     pub fn start(
-        workshop: &Workshop,
+        installer: &Installer,
         peer: &str,
         command: &mut Command,
         (before_address, ready): (&str, Option<&str>),
@@ -38,9 +38,9 @@ impl Server {
             .env("no_proxy", "127.0.0.1")
             // The log is read before the buffer of a server in Python is full.
             .env("PYTHONUNBUFFERED", "1");
-        let log = workshop.log(peer);
+        let log = installer.log(peer);
         let mut found = None;
-        let server = Server::start_when(workshop, peer, command, || {
+        let server = Server::start_when(installer, peer, command, || {
             let text = fs::read(&log).unwrap_or_default();
             found = address(&String::from_utf8_lossy(&text), before_address);
             let Some(address) = found else { return false };
@@ -54,15 +54,15 @@ impl Server {
         Ok((server, format!("http://{address}")))
     }
 
-    /// Starts the server and waits until `is_ready` says that it answers.
+    /// Starts the server and waits until `is_ready` returns true.
     pub fn start_when(
-        workshop: &Workshop,
+        installer: &Installer,
         peer: &str,
         command: &Command,
         mut is_ready: impl FnMut() -> bool,
     ) -> Result<Server> {
         let start = Instant::now();
-        let path = workshop.log(peer);
+        let path = installer.log(peer);
         let process = Guarded::spawn_into(command, &path)?;
         let mut server = Server { process };
         while start.elapsed() < START_TIMEOUT {

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
-use super::{Ready, Workshop};
+use super::{Installer, Ready};
 use crate::dist::{self, Profile};
 
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    workshop.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
+pub fn bring_up(installer: &Installer) -> Result<Ready> {
+    installer.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
     let program = dist::program(Profile::Dev)?.display().to_string();
     Ok(Ready::with([("CANTLE_TEST_STATIC_BIN", program)]))
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::Workshop;
+use super::Installer;
 use super::python::Python;
 use crate::shell;
 
@@ -65,14 +65,14 @@ pub fn install_missing() {
 }
 
 /// Returns a directory with the files of packages, which are not installed.
-pub fn unpacked(workshop: &Workshop, peer: &str, packages: &[&str]) -> Result<PathBuf> {
-    workshop.cached(peer, &packages.join(" "), |directory| {
+pub fn unpacked(installer: &Installer, peer: &str, packages: &[&str]) -> Result<PathBuf> {
+    installer.cached(peer, &packages.join(" "), |directory| {
         let mut download = Command::new("apt-get");
         download
             .args(["download", "--quiet"])
             .args(packages)
             .current_dir(directory);
-        workshop.step(peer, &download)?;
+        installer.step(peer, &download)?;
         let files = fs::read_dir(directory)?.flatten().map(|entry| entry.path());
         let is_package = |path: &PathBuf| path.extension().is_some_and(|it| it == "deb");
         let downloaded: Vec<_> = files.filter(is_package).collect();
@@ -83,7 +83,7 @@ pub fn unpacked(workshop: &Workshop, peer: &str, packages: &[&str]) -> Result<Pa
         for package in downloaded {
             let mut unpack = Command::new("dpkg-deb");
             unpack.arg("--extract").arg(package).arg(directory);
-            workshop.step(peer, &unpack)?;
+            installer.step(peer, &unpack)?;
         }
         Ok(())
     })

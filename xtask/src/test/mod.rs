@@ -23,7 +23,7 @@ use self::report::Report;
 use crate::fuzz::{self, FuzzArgs};
 use crate::lane::{self, Lane};
 use crate::metadata::Metadata;
-use crate::peers::{self, Peers, Required, Workshop};
+use crate::peers::{self, Installer, Peers, Required};
 use crate::shell;
 
 /// Run all tests, with the real software they talk to (CANTLE_REQUIRE=all: none may be missing).
@@ -51,14 +51,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let mut cargo_args = CargoArgs::parse(&args.cargo_test_args);
     cargo_args.add_features(lane);
     let required = Required::from_env()?;
-    let workshop = Workshop::open(&Metadata::read()?.target, lane)?;
+    let installer = Installer::open(&Metadata::read()?.target, lane)?;
 
     let (programs, peers) = thread::scope(|scope| {
         let peers = scope.spawn(|| {
             if args.without_peers {
                 return Ok(Peers::default());
             }
-            shell::timed("peers", || peers::bring_up(&workshop, &required))
+            shell::timed("peers", || peers::bring_up(&installer, &required))
         });
         let programs = shell::timed("building the tests", || programs::build(&cargo_args));
         let panicked = |_| Err(anyhow!("bringing up the peers panicked"));

@@ -1,4 +1,4 @@
-//! `target/peers`: where peers are installed, and where their logs are.
+//! Installation of peers below `target/peers`, with a log for each.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,11 @@ use crate::shell;
 
 /// Lines of a log that an error shows.
 const TAIL: usize = 8;
-/// For one step of a preparation; the longest, a big environment on a slow line, takes a twentieth.
+/// Time limit of one step. The longest, a large environment over a slow connection, takes a twentieth of it.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-pub struct Workshop {
+/// The directory of installed peers, which this program has locked.
+pub struct Installer {
     directory: PathBuf,
     /// The lane that the peers are for.
     pub lane: Lane,
@@ -25,9 +26,9 @@ pub struct Workshop {
     _lock: File,
 }
 
-impl Workshop {
+impl Installer {
     /// Waits for another run in the same target directory to end.
-    pub fn open(target: &Path, lane: Lane) -> Result<Workshop> {
+    pub fn open(target: &Path, lane: Lane) -> Result<Installer> {
         let directory = target.join("peers");
         fs::create_dir_all(directory.join("logs"))
             .with_context(|| format!("failed to create {}", directory.display()))?;
@@ -36,15 +37,15 @@ impl Workshop {
             eprintln!("waiting for another `cargo xtask test` in this target directory");
             rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
         }
-        Ok(Workshop {
+        Ok(Installer {
             directory,
             lane,
             _lock: lock,
         })
     }
 
-    /// A directory in which `build` did its work. It is kept as long as `recipe`, which says
-    /// everything that went into it, stays the same.
+    /// Returns the directory of a peer, which `build` fills. It is built again if `recipe`, a text that
+    /// names all its inputs, has changed.
     pub fn cached(
         &self,
         peer: &str,
@@ -64,7 +65,7 @@ impl Workshop {
         let start = Instant::now();
         eprintln!("[{peer}] preparing");
         build(&directory)?;
-        // Last, so that a build that broke off is done again.
+        // Last, so that an interrupted build is repeated.
         fs::write(stamp, recipe)?;
         eprintln!(
             "[{peer}] prepared in {:.1} s",
@@ -73,7 +74,7 @@ impl Workshop {
         Ok(directory)
     }
 
-    /// Runs one step of a preparation; what it says goes to the peer's log, whose end is in the error.
+    /// Runs one step of an installation. Its output goes to the peer's log, the end of which is in the error.
     pub fn step(&self, peer: &str, command: &Command) -> Result<()> {
         let path = self.log(peer);
         let line = shell::line(command);
