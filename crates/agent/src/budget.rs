@@ -118,7 +118,7 @@ impl Account {
         self.state.lock().earlier = time;
     }
 
-    /// Adds the spending of earlier processes on this run, or on a sub-agent that does not go on. Calls of
+    /// Adds the spending of earlier processes on this run, or on a sub-agent that does not continue. Calls of
     /// its models whose cost was not known then have the prices that are known now.
     pub(crate) fn earlier_run(&self, ledger: &Ledger, models: &[&ModelInfo]) {
         self.add(ledger.into());

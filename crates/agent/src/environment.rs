@@ -21,7 +21,7 @@ const MAX_FACT_CHARS: usize = 300;
 /// Maximum number of allowed hosts that are named.
 const MAX_HOSTS: usize = 20;
 
-/// Writes one line per fact, `name value`. Python takes longest, so the shell goes on meanwhile. The Python code asks
+/// Writes one line per fact, `name value`. Python takes longest, so the shell continues meanwhile. The Python code asks
 /// the finders of `sys.meta_path`, because importing `importlib.util` would take half as long again.
 const SCRIPT: &str = r#"
 python3 -I -c '

@@ -42,7 +42,7 @@ pub enum SessionErrorKind {
     Approvals,
     /// A budget of money can't be enforced: the cost of the model's calls is unknown.
     Budget,
-    /// Another run of this session goes on.
+    /// Another run of this session is in progress.
     Busy,
     /// The journal of the run can't be read, or the run can't be resumed.
     Journal,

@@ -52,7 +52,7 @@ struct Shared {
     volume_fills: Mutex<u64>,
     /// Held while remembered containers are removed in the background.
     removal: Arc<Mutex<()>>,
-    /// Work that goes on if its caller is dropped: opening sandboxes, and removing remembered containers.
+    /// Work that continues if its caller is dropped: opening sandboxes, and removing remembered containers.
     tasks: SyncMutex<JoinSet<()>>,
 }
 
@@ -273,7 +273,7 @@ impl DockerBackend {
         self.shared.image.get_or_init(obtain).await
     }
 
-    /// Spawns a task that goes on if its caller is dropped.
+    /// Spawns a task that continues if its caller is dropped.
     pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.shared.tasks.lock();
         while tasks.try_join_next().is_some() {}

@@ -1,4 +1,4 @@
-//! The earlier run that `cantle run --continue` goes on from.
+//! The earlier run that `cantle run --continue` continues.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -78,7 +78,7 @@ impl EarlierRun {
         self
     }
 
-    /// Returns the arguments of the run that goes on: those of the earlier run hold where none are given.
+    /// Returns the arguments of the new run: those of the earlier run hold where none are given.
     pub(crate) fn complete(&self, args: &RunArgs) -> RunArgs {
         let (mut args, saved) = (args.clone(), &self.saved);
         let or = |given: &mut Option<PathBuf>, saved: Option<&PathBuf>| {
@@ -174,7 +174,7 @@ impl EarlierRun {
 }
 
 /// Returns the kept runs of the conversation up to a run, the earliest first: those of its session, and those from which the
-/// session goes on. Blocks.
+/// session continues. Blocks.
 ///
 /// # Errors
 /// If the kept runs can't be listed.

@@ -23,7 +23,7 @@ pub(crate) struct Endpoint {
     pub(crate) key: Option<Key>,
     /// Variables that could hold the key, the preferred one first.
     pub(crate) key_variables: Vec<&'static str>,
-    /// The variable whose key is not sent because the address is foreign.
+    /// The variable whose key is not sent because a directory's file names the address.
     pub(crate) withheld: Option<&'static str>,
     /// Whether the address must get no key, because a directory's file names it.
     pub(crate) is_foreign: bool,

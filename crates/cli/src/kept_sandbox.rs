@@ -247,7 +247,7 @@ pub(crate) fn hand_over(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool>
     Ok(true)
 }
 
-/// Returns the later run that goes on in the sandbox of this one. Blocks.
+/// Returns the later run that continues in the sandbox of this one. Blocks.
 ///
 /// # Errors
 /// If the store can't be read.
@@ -260,12 +260,12 @@ fn successor_among(all: &[KeptRun], run: &KeptRun) -> Option<RunId> {
     (latest > run.run).then_some(latest)
 }
 
-/// Whether `cantle run --resume` can go on with a run; `all` kept runs are sorted latest first.
+/// Whether `cantle run --resume` can resume a run; `all` kept runs are sorted latest first.
 pub(crate) fn is_resumable(all: &[KeptRun], run: &KeptRun) -> bool {
     run.status.is_resumable() && check_resumable(all, run).is_ok()
 }
 
-/// Checks that a run can be resumed in its sandbox: it has not finished, and none of `all` kept runs, latest first, goes on
+/// Checks that a run can be resumed in its sandbox: it has not finished, and none of `all` kept runs, latest first, continues
 /// there.
 ///
 /// # Errors

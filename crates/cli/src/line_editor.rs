@@ -52,7 +52,7 @@ impl Completer for Words {
 }
 
 impl Validator for Words {
-    /// A line that ends in a backslash goes on.
+    /// A line that ends in a backslash continues on the next one.
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         Ok(match context.input().ends_with('\\') {
             true => ValidationResult::Incomplete,

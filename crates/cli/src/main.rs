@@ -166,11 +166,11 @@ where
     })?;
     // Only now: the runtime has waited for the display's last write.
     Ok(code.unwrap_or_else(|| {
-        // The status line and `^C` stand in the way of the prompt.
         let resumable = match interrupted == Code::Cancelled as u8 {
             true => "; `cantle runs list` shows the runs that can be resumed",
             false => "",
         };
+        // The line break follows the status line and `^C`.
         let _ = writeln!(std::io::stderr(), "\ncantle: interrupted{resumable}");
         interrupted
     }))

@@ -6,7 +6,7 @@ use cantle::core::tool::Progress;
 
 use crate::text::clean;
 
-/// Writes a message. Commands go on even if nothing reads standard error.
+/// Writes a message. Commands continue even if nothing reads standard error.
 pub(crate) fn warn(message: &str) {
     let line = format!("cantle: {}\n", clean(message));
     let _ = io::stderr().write_all(line.as_bytes());

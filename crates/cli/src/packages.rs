@@ -89,7 +89,7 @@ pub(crate) fn request(
         .refresh(is_refresh(source, layers)))
 }
 
-/// Returns whether packages are resolved again. A run that is resumed goes on with what it had.
+/// Returns whether packages are resolved again. A run that is resumed keeps what it had.
 pub(crate) fn is_refresh(source: &PackageSourceSettings, layers: &Layers) -> bool {
     let is_saved = layers.origin("refresh_packages") == Some(Origin::SavedRun);
     source.refresh_packages == Some(true) && !is_saved

@@ -29,7 +29,7 @@ pub(crate) struct RunServers {
 }
 
 impl RunServers {
-    /// Returns the servers of a new run in a directory, or of one that goes on with these settings of an earlier one. Adds
+    /// Returns the servers of a new run in a directory, or of one that continues with these settings of an earlier one. Adds
     /// a remark about a file that the user did not name.
     ///
     /// # Errors

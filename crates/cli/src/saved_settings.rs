@@ -54,7 +54,7 @@ pub(crate) struct SavedSettings {
     /// Shared by the runs that follow each other in one session.
     #[serde(default)]
     pub(crate) session: Option<RunId>,
-    /// The run from which the first one of the session goes on.
+    /// The run that the first one of the session continues.
     #[serde(default)]
     pub(crate) continues: Option<RunId>,
     /// The budgets of cost and tokens with which the run began, for its page.

@@ -15,7 +15,7 @@ use crate::messages::warn;
 /// Maximum size of standard input.
 const MAX_BYTES: u64 = 256 * 1024;
 
-/// How long standard input may be silent before the user is told that it is read.
+/// How long standard input may be silent before a notice says that it is being read.
 const NOTICE_DELAY: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,

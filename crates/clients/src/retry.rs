@@ -94,7 +94,7 @@ impl RetryPolicy {
         let (attempts, spent) = (failures.attempts, failures.time);
         if failures.broken >= self.max_broken {
             return Err(error.with_detail(&format!(
-                "given up after {attempts} attempts: {} in a row broke off or timed out",
+                "given up after {attempts} attempts: {} in a row were interrupted or timed out",
                 failures.broken
             )));
         }
@@ -138,7 +138,7 @@ impl RetryPolicy {
 #[derive(Debug, Default)]
 struct Failures {
     attempts: u32,
-    /// Consecutive ones that timed out or broke off.
+    /// Consecutive ones that timed out or were interrupted.
     broken: u32,
     /// Time of the attempts after the first failure, and of the delays.
     time: Duration,

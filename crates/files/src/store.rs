@@ -29,7 +29,7 @@ use crate::upload::{StoredObject, upload};
 
 /// Digits that make the key of a file unique.
 const RANDOM_DIGITS: usize = 32;
-/// Object that says which catalogue a store belongs to.
+/// Object that identifies the catalogue of a store.
 const CATALOGUE: &str = "catalogue-identity";
 
 /// How the addresses of files are made. By default files have none.

@@ -66,7 +66,7 @@ where
     }
     let writer = incomplete.0.take();
     let (objects, path) = (Arc::clone(objects), path.clone());
-    // The writer removes the parts if it fails, but not if it is dropped: a task goes on without the caller.
+    // The writer removes the parts if it fails, but not if it is dropped: a task continues without the caller.
     let end = tokio::spawn(async move {
         if let Some(mut writer) = writer {
             writer.shutdown().await.map_err(FilesError::store)?;

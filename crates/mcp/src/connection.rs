@@ -315,7 +315,7 @@ impl Server {
             Some(answer) => answer.map_err(|error| call_error(&error)),
             None => {
                 let limit = self.config.call_timeout.as_secs_f64();
-                let problem = format!("did not answer within {limit} s, and was told to stop.");
+                let problem = format!("did not answer within {limit} s; the call was cancelled.");
                 Err(CallError::Unknown(problem))
             }
         }

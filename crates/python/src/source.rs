@@ -261,7 +261,7 @@ impl Outline {
                 | TokenKind::Comment => continue,
                 TokenKind::Comma | TokenKind::Newline | TokenKind::Semi => {
                     if let Some((tokens, kept)) = levels.last_mut() {
-                        // The parser goes on over the line's end after `lambda` without its colon.
+                        // The parser continues past the line's end after `lambda` without its colon.
                         if kind == TokenKind::Newline && lambdas == 0 {
                             *kept = 0;
                         }

@@ -158,7 +158,7 @@ struct RunPython {
     timeout: Duration,
     images: bool,
     limits: RenderLimits,
-    /// A file that says that the run had an interpreter in this sandbox.
+    /// A file whose existence means that the run had an interpreter in this sandbox.
     marker: Option<SandboxPath>,
     /// Whether there was one when the first call began: the run was resumed.
     had_predecessor: OnceCell<bool>,

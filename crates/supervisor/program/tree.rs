@@ -71,7 +71,7 @@ impl<'k> Tree<'k> {
     /// Kills every member; returns whether there was any. `alone` says that all other processes belong to
     /// the sandbox and may be stopped for a moment, as a last resort.
     ///
-    /// Killing one by one loses against a fork bomb, whose children are born before their parent dies. So
+    /// Killing one by one can't keep up with a fork bomb, whose children are born before their parent dies. So
     /// if new members keep appearing, all are stopped first; once nothing runs, they can be killed.
     pub fn kill(&self, alone: bool) -> bool {
         let (Ok(mut current), Ok(mut previous)) = (Snapshot::new(), Snapshot::new()) else {
@@ -208,7 +208,7 @@ struct Process {
     pid: i32,
     parent: i32,
     is_member: bool,
-    /// Its start time, which tells it from a later process of the same id.
+    /// Its start time, which distinguishes it from a later process with the same id.
     started: u64,
 }
 

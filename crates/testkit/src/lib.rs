@@ -5,7 +5,7 @@
 //! - [`openai`] is a scripted model server with scripted faults.
 //! - [`lane`] selects between quick tests and the long matrix.
 //!
-//! Use it as a dev-dependency beside `cantle-core`; nothing here belongs into a program.
+//! Use it as a dev-dependency beside `cantle-core`; nothing here is for use in a program.
 
 pub mod conformance;
 pub mod lane;

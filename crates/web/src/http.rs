@@ -67,7 +67,7 @@ fn setup_error(error: impl std::error::Error + Send + Sync + 'static) -> WebErro
     WebError::new(WebErrorKind::Protocol, message, "").with_source(error)
 }
 
-/// Returns the error for a request without a response, or whose body broke off.
+/// Returns the error for a request without a response, or whose body was interrupted.
 pub(crate) fn request_error(host: &str, error: reqwest::Error) -> WebError {
     // The query of the URL may hold a secret.
     let error = error.without_url();

@@ -47,7 +47,7 @@ pub(crate) fn default_max_repeats() -> Option<NonZeroU32> {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TextAnswers {
-    /// The model is reminded of the finish tools. If it goes on in text (three times, or with the same answer), the
+    /// The model is reminded of the finish tools. If it still answers in text (three times, or with the same answer), the
     /// run ends as [`AnsweredInText`](cantle_core::event::RunStatus::AnsweredInText), provided that the only finish
     /// tool [accepts text](cantle_core::tool::ToolProperties::accepts_text).
     #[default]

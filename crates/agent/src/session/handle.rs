@@ -251,7 +251,7 @@ impl Session {
     /// of those before it.
     ///
     /// # Errors
-    /// [`SessionErrorKind::Busy`] while another run of this session goes on.
+    /// [`SessionErrorKind::Busy`] while another run of this session is in progress.
     pub fn run(&self, task: impl Into<Content>) -> Result<Run, SessionError> {
         let history = self.lock_history()?;
         let start = RunStart::Task(RunId::new(), task.into());
@@ -280,7 +280,7 @@ impl Session {
     fn lock_history(&self) -> Result<OwnedMutexGuard<Vec<SharedMessage>>, SessionError> {
         let history = Arc::clone(&self.resources.history);
         history.try_lock_owned().map_err(|_| {
-            let message = "another run of this session goes on";
+            let message = "another run of this session is in progress";
             SessionError::new(SessionErrorKind::Busy, message)
         })
     }
@@ -295,7 +295,7 @@ impl Session {
         self.resources.sandbox.as_ref()
     }
 
-    /// Cancels a run that goes on, and closes everything in reverse order. If a kept run can be resumed,
+    /// Cancels a run in progress, and closes everything in reverse order. If a kept run can be resumed,
     /// its sandbox stays.
     ///
     /// # Errors
@@ -305,7 +305,7 @@ impl Session {
     }
 
     /// Closes everything like [`close`](Self::close), except the sandbox of kept runs: another session can
-    /// go on in it ([`SessionOptions::in_sandbox`]), or it is removed by reattaching and closing it.
+    /// continue in it ([`SessionOptions::in_sandbox`]), or it is removed by reattaching and closing it.
     ///
     /// # Errors
     /// As [`close`](Self::close).

@@ -28,7 +28,7 @@ pub struct SessionOptions {
     pub runs: RunOptions,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
-    /// The sandbox of an earlier run to go on in, with its files, instead of a new one. Once a run
+    /// The sandbox of an earlier run to continue in, with its files, instead of a new one. Once a run
     /// has begun, it is removed as a new one is.
     pub sandbox: Option<SandboxHandle>,
     /// The store in which runs are kept, so that they can be resumed.
@@ -146,7 +146,7 @@ impl SessionOptions {
         self
     }
 
-    /// Sets the sandbox of an earlier run to go on in. No other session must go on in it.
+    /// Sets the sandbox of an earlier run to continue in. No other session must use it.
     pub fn in_sandbox(mut self, sandbox: SandboxHandle) -> Self {
         self.sandbox = Some(sandbox);
         self

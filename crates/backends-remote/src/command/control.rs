@@ -1,6 +1,6 @@
 //! Control of one command: its start, its orders and its end.
 //!
-//! The protocol's calls take time and can fail, so a task performs them, and goes on until nothing of the
+//! The protocol's calls take time and can fail, so a task performs them, and continues until nothing of the
 //! command is left even if the command's handle is dropped.
 
 use std::pin::pin;

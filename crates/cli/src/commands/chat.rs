@@ -264,7 +264,7 @@ impl Chat {
         match performed {
             Ok(code) => self.code = code,
             Err(failure) => {
-                // The conversation goes on in a new session.
+                // The conversation continues in a new session.
                 self.code = failure.code;
                 print(format!("cantle: {}\n", clean(&failure.to_string())))?;
                 // So that the message can be sent again.
@@ -330,7 +330,7 @@ impl Chat {
         code
     }
 
-    /// Opens a session that goes on from the latest run.
+    /// Opens a session that continues the latest run.
     async fn open(
         &mut self,
         message: &str,

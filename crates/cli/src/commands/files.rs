@@ -1,4 +1,4 @@
-//! `cantle files`: the files of a store, for whoever runs it.
+//! `cantle files`: lists, copies, stores and removes the files of a store.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

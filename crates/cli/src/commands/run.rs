@@ -101,7 +101,7 @@ pub(crate) async fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
     }
 }
 
-/// Prepares a run that goes on from an earlier one.
+/// Prepares a run that continues an earlier one.
 pub(crate) async fn prepare_after(
     args: &RunArgs,
     earlier: EarlierRun,
@@ -109,7 +109,7 @@ pub(crate) async fn prepare_after(
     prepare_new(&earlier.complete(args), Some(earlier)).await
 }
 
-/// Prepares a new run, which may go on from an earlier one; `args` are complete then.
+/// Prepares a new run, which may continue an earlier one; `args` are complete then.
 async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRun, Failure> {
     let saved = earlier.as_ref().map(|it| &it.saved);
     let mut config = match saved {

@@ -317,7 +317,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
             Err(error) if error.kind() == StoreErrorKind::NotFound => continue,
             locked => locked.usage()?,
         };
-        // Another process may have gone on with it since.
+        // Another process may have resumed it since.
         let run = store.get(run.run).internal()?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
@@ -381,7 +381,7 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
         {
             changes
         }
-        // An unfinished run may have gone on since.
+        // An unfinished run may have been resumed since.
         earlier => match reattach(&run).await.internal()? {
             Some(sandbox) => {
                 sandbox.persist().await.internal()?;

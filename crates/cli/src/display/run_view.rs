@@ -86,7 +86,7 @@ impl RunView {
                     ""
                 } else {
                     lines.extend(self.text.end(style));
-                    "the answer above broke off and was discarded: "
+                    "the answer above was interrupted and discarded: "
                 };
                 let (reason, after) = (one_line(reason), duration(*after));
                 let text = format!("{interrupted}{reason}; attempt {attempt} in {after}");

@@ -112,7 +112,7 @@ impl ErrorContext {
             Some("error") => self.event_error(&event.data),
             // The JSON ends too early, as if the connection had: a proxy may have completed the event.
             _ if error.is_eof() => {
-                let message = format!("the response broke off within an event: {error}");
+                let message = format!("the response ended within an event: {error}");
                 LlmError::new(LlmErrorKind::Interrupted, self.redact(&message))
             }
             _ => self.body_error(event.data.as_bytes()).unwrap_or_else(|| {

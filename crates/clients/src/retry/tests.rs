@@ -157,7 +157,7 @@ async fn five_broken_answers_in_a_row_end_the_call() {
         assert_eq!(client.attempts(), 10);
         assert_eq!(
             error.to_string(),
-            "scripted failure; given up after 10 attempts: 5 in a row broke off or timed out"
+            "scripted failure; given up after 10 attempts: 5 in a row were interrupted or timed out"
         );
     }
 }

@@ -126,7 +126,7 @@ pub struct SandboxContext {
     pub run: RunId,
     /// The policy for code in the sandbox.
     pub policy: Policy,
-    /// On whose behalf the sandbox is opened, if the program said so.
+    /// The principal on whose behalf the sandbox is opened, if the program has set one.
     pub principal: Option<Principal>,
     /// Whether [`Sandbox::persist`] will be called, so that files must not be kept in memory.
     pub durable: bool,

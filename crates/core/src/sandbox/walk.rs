@@ -462,7 +462,7 @@ mod tests {
         let path = |bytes: Vec<u8>| SandboxPath::new(bytes).unwrap();
         let entry = WalkEntry::new(FileKind::File, 0, None);
 
-        // The same name again and again, and names that have vanished, must not go on forever.
+        // The same name again and again, and names that have vanished, must not be read forever.
         let mut walk = WalkBuilder::new(3);
         assert!(walk.admit());
         for _ in 0..2 {

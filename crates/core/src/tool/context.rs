@@ -22,7 +22,7 @@ pub struct ToolContext {
     pub call_id: String,
     /// Number of parent runs; 0 in the run that the user started.
     pub depth: u32,
-    /// On whose behalf the call is made, if the program said so.
+    /// The principal on whose behalf the call is made, if the program has set one.
     pub principal: Option<Principal>,
     /// Cancelled when the call should end, after cancellation of the run or a timeout.
     pub cancellation: CancellationToken,

@@ -226,7 +226,7 @@ impl<T: Tool> From<T> for DynTool {
     }
 }
 
-/// Runs blocking work on a thread of its own, which goes on if the returned future is dropped.
+/// Runs blocking work on a thread of its own, which continues if the returned future is dropped.
 ///
 /// # Errors
 /// If the thread can't be started, or the work panics.

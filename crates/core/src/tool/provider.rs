@@ -132,7 +132,7 @@ where
 pub struct OpenContext {
     /// The run that the resources belong to; used in labels and directory names.
     pub run: RunId,
-    /// On whose behalf the session is opened, if the program said so.
+    /// The principal on whose behalf the session is opened, if the program has set one.
     pub principal: Option<Principal>,
     /// Cancelled when the session is abandoned.
     pub cancellation: CancellationToken,

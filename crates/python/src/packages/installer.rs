@@ -61,7 +61,7 @@ pub(super) struct Installer<'r> {
 }
 
 impl PackageRequest {
-    /// Returns what tells it from other requests.
+    /// Returns a digest that identifies the request.
     pub(super) fn id(&self) -> String {
         super::digest(&(
             1,

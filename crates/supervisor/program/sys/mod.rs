@@ -62,7 +62,7 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
 macro_rules! call {
     ($number:expr $(, $arg:expr)* $(,)?) => {
         // SAFETY: each function using this macro passes numbers, or pointers to memory that it borrows for
-        // the call and whose size the kernel is told.
+        // the call and whose size it passes to the kernel.
         unsafe { syscall($number, pad([$($arg as usize),*])) }
     };
 }

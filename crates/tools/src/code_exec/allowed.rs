@@ -35,7 +35,7 @@ pub(super) struct AllowedCommands(Arc<[Pattern]>);
 struct Pattern {
     /// As it was given.
     text: String,
-    /// The same at the start of a command: a search would go on to its end, however long that is.
+    /// The same at the start of a command: a search would scan the whole command, however long it is.
     at_start: Regex,
 }
 

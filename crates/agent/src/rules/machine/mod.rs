@@ -78,7 +78,7 @@ enum Activity {
     Calling(Turn),
 }
 
-/// Whether a run goes on.
+/// Whether a run continues.
 #[derive(Debug)]
 enum Status {
     Running,

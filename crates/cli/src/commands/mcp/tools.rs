@@ -344,7 +344,7 @@ async fn read_file(
     let path = path_of(&params.path)?;
     let start = params.start.unwrap_or(0);
     let length = params.length.unwrap_or(MAX_READ_BYTES).min(MAX_READ_BYTES);
-    // One byte more tells whether the file goes on.
+    // One more byte shows whether the file continues.
     let range = ByteRange::new(start, length + 1);
     let mut stream = opened.sandbox.read(&path, range).await?;
     let mut bytes = BytesMut::new();

@@ -29,7 +29,7 @@ pub(super) struct FormInput {
 #[derive(Default)]
 pub(super) struct FormStep {
     left_bytes: AtomicUsize,
-    /// The parser has asked in vain, so that it has looked at its buffer.
+    /// Whether the parser has polled since the last piece, and so has parsed its buffer.
     is_needed: AtomicBool,
 }
 

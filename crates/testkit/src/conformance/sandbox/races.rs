@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Number of attempts that suffice for one race.
 const MIN_ATTEMPTS: usize = 1000;
 
-/// Minimum number of swaps during a race, which goes on until they are done. The reader can't count them: slow
+/// Minimum number of swaps during a race, which continues until they are done. The reader can't count them: slow
 /// attempts may observe the same state each time.
 const MIN_SWAPS: usize = 5;
 
@@ -127,7 +127,7 @@ async fn a_link_swapped_during_writes_does_not_escape(bench: &Bench<'_>) -> Chec
         attempts += 10;
         yield_now().await;
     }
-    // It must not go on while the result is looked at.
+    // It must not run while the result is checked.
     drop(swapper);
     outside.must_be_untouched()
 }
