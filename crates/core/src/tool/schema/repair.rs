@@ -3,6 +3,8 @@
 //! A valid value is never changed. Text is only interpreted as JSON, and a value with two possible
 //! corrections stays as it is.
 
+use std::cell::Cell;
+
 use serde_json::{Number, Value};
 
 use super::check::{Names, accepts, constants};
@@ -13,6 +15,10 @@ use crate::tool::arguments::{Repair, RepairKind};
 /// 2^53: integers up to here are exact as floats.
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
+/// Maximum number of attempts to repair an invalid value of one call. Each alternative in a schema tries all
+/// candidates of a value, so nested ones multiply, and a schema can be that of an MCP server.
+const MAX_ATTEMPTS: u32 = 10_000;
+
 /// Repairs a value as far as possible; adds the repairs to `repairs`.
 pub(super) fn repair(
     schema: &Value,
@@ -21,19 +27,37 @@ pub(super) fn repair(
     names: Names,
     repairs: &mut Vec<Repair>,
 ) -> Value {
+    let attempts_left = Cell::new(MAX_ATTEMPTS);
+    repair_value(schema, value, path, names, &attempts_left, repairs)
+}
+
+/// Repairs a value. Without an attempt left, it stays invalid.
+fn repair_value(
+    schema: &Value,
+    value: Value,
+    path: Path<'_>,
+    names: Names,
+    attempts_left: &Cell<u32>,
+    repairs: &mut Vec<Repair>,
+) -> Value {
     let Some(keywords) = schema.as_object() else {
         return value;
     };
     if accepts(schema, &value, names) {
         return value;
     }
+    let Some(left) = attempts_left.get().checked_sub(1) else {
+        return value;
+    };
+    attempts_left.set(left);
     let candidates = candidates(keywords, &value);
     let mut inside = Vec::new();
-    let value = repair_inside(keywords, value, path, names, &mut inside);
+    let value = repair_inside(keywords, value, path, names, attempts_left, &mut inside);
     if !accepts(schema, &value, names) {
         for (kind, candidate) in candidates {
             let mut steps = vec![Repair::new(path.to_string(), kind)];
-            let candidate = repair_inside(keywords, candidate, path, names, &mut steps);
+            let candidate =
+                repair_inside(keywords, candidate, path, names, attempts_left, &mut steps);
             if accepts(schema, &candidate, names) {
                 repairs.append(&mut steps);
                 return candidate;
@@ -50,27 +74,30 @@ fn repair_inside(
     mut value: Value,
     path: Path<'_>,
     names: Names,
+    attempts_left: &Cell<u32>,
     repairs: &mut Vec<Repair>,
 ) -> Value {
     match &mut value {
-        Value::Object(fields) => repair_fields(schema, fields, path, repairs),
+        Value::Object(fields) => repair_fields(schema, fields, path, attempts_left, repairs),
         Value::Array(items) => {
             if let Some(each) = schema.get("items") {
                 let first = branches(schema, "prefixItems").len();
                 for (index, item) in items.iter_mut().enumerate().skip(first) {
                     let path = Path::Item(&path, index);
-                    *item = repair(each, item.take(), path, Names::ListedIfAny, repairs);
+                    let names = Names::ListedIfAny;
+                    *item = repair_value(each, item.take(), path, names, attempts_left, repairs);
                 }
             }
         }
         _ => {}
     }
     for branch in branches(schema, "allOf") {
-        value = repair(branch, value, path, Names::Open, repairs);
+        value = repair_value(branch, value, path, Names::Open, attempts_left, repairs);
     }
     for keyword in ["anyOf", "oneOf"] {
         let names = names_in_branch(schema, names);
-        value = repair_as_one_of(branches(schema, keyword), value, path, names, repairs);
+        let branches = branches(schema, keyword);
+        value = repair_as_one_of(branches, value, path, names, attempts_left, repairs);
     }
     value
 }
@@ -79,6 +106,7 @@ fn repair_fields(
     schema: &Keywords,
     fields: &mut Keywords,
     path: Path<'_>,
+    attempts_left: &Cell<u32>,
     repairs: &mut Vec<Repair>,
 ) {
     let properties = schema.get("properties").and_then(Value::as_object);
@@ -96,8 +124,8 @@ fn repair_fields(
     });
     for (name, value) in fields.iter_mut() {
         if let Some(each) = listed(name).or_else(|| schema.get("additionalProperties")) {
-            let path = Path::Field(&path, name);
-            *value = repair(each, value.take(), path, Names::ListedIfAny, repairs);
+            let (path, names) = (Path::Field(&path, name), Names::ListedIfAny);
+            *value = repair_value(each, value.take(), path, names, attempts_left, repairs);
         }
     }
 }
@@ -109,6 +137,7 @@ fn repair_as_one_of(
     value: Value,
     path: Path<'_>,
     names: Names,
+    attempts_left: &Cell<u32>,
     repairs: &mut Vec<Repair>,
 ) -> Value {
     if branches.iter().any(|branch| accepts(branch, &value, names)) {
@@ -118,7 +147,14 @@ fn repair_as_one_of(
     let mut is_ambiguous = false;
     for branch in branches {
         let mut steps = Vec::new();
-        let repaired = repair(branch, value.clone(), path, names, &mut steps);
+        let repaired = repair_value(
+            branch,
+            value.clone(),
+            path,
+            names,
+            attempts_left,
+            &mut steps,
+        );
         if !accepts(branch, &repaired, names) {
             continue;
         }

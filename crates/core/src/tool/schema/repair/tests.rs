@@ -293,6 +293,21 @@ fn pair() -> impl Strategy<Value = (Value, Value)> {
     })
 }
 
+#[test]
+fn nested_alternatives_take_a_bounded_number_of_attempts() {
+    let nested = |depth: u32| {
+        let alternatives = (0..depth).fold(
+            json!({"type": "boolean"}),
+            |inner, _| json!({"anyOf": [inner]}),
+        );
+        json!({"type": "object", "properties": {"x": alternatives}})
+    };
+    let (arguments, _) = mended(&nested(3), &json!({"x": "true"}));
+    assert_eq!(arguments, json!({"x": true}));
+    let error = refused(&nested(40), &json!({"x": "5"}));
+    assert!(error.starts_with("Argument `x`: expected "), "{error}");
+}
+
 fn value() -> impl Strategy<Value = Value> {
     pair().prop_map(|(_, value)| value)
 }
