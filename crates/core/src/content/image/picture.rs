@@ -71,10 +71,10 @@ impl Picture {
         let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         let is_still = match format {
             ImageFormat::Gif => {
-                let frames = GifDecoder::new(Cursor::new(data))
-                    .map_err(failed)?
-                    .into_frames();
-                frames.take(2).count() < 2
+                let mut decoder = GifDecoder::new(Cursor::new(data)).map_err(failed)?;
+                // Each frame has its own size, which can be larger than the picture.
+                decoder.set_limits(decoder_limits()).map_err(failed)?;
+                decoder.into_frames().take(2).count() < 2
             }
             ImageFormat::WebP => !WebPDecoder::new(Cursor::new(data))
                 .map_err(failed)?

@@ -281,6 +281,28 @@ fn decompression_bombs_are_not_decoded() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_later_frame_of_an_animation_takes_bounded_memory() {
+    /// Maximum address space in KiB: a frame of 65,535 × 65,535 pixels takes 16 GiB.
+    const MAX_PEAK: u64 = 15 << 20;
+    let mut data = animation(1).data().to_vec();
+    assert_eq!(data.pop(), Some(0x3b), "the trailer");
+    // Left, top, width, height, and a color table of two entries; then codes of two bits, and none.
+    data.extend_from_slice(b"\x2c\0\0\0\0\xff\xff\xff\xff\x80\0\0\0\xff\xff\xff\x02\0\x3b");
+    let within = Media::image(data).expect("an image");
+    let within = within
+        .within(ImageLimits::default())
+        .expect("a first frame");
+    assert_eq!((within.mime_type(), sides(&within)), ("image/png", (8, 6)));
+    let status = std::fs::read_to_string("/proc/self/status").expect("it is readable");
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmPeak:")?.trim().strip_suffix(" kB"))
+        .and_then(|peak| peak.parse::<u64>().ok());
+    assert!(peak.is_some_and(|peak| peak < MAX_PEAK), "{peak:?}");
+}
+
 #[test]
 fn unusable_images_are_replaced_by_text() {
     let sound = Media::new(MediaKind::Audio, b"fLaC".to_vec()).expect("a sound");
