@@ -13,5 +13,6 @@ mod tool_call;
 pub(crate) use self::execute::RunStart;
 pub use self::handle::{Run, RunControl};
 pub use self::options::RunOptions;
+pub(crate) use self::outcome::last_text;
 pub use self::outcome::{FinishError, Outcome};
 pub(crate) use self::resources::{KeptSession, ResumedRun, SessionResources};

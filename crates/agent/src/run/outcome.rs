@@ -70,12 +70,7 @@ impl Outcome {
 
     /// Returns the text of the model's last answer that has any.
     pub fn last_text(&self) -> Option<String> {
-        let messages = self.history.iter().rev();
-        let mut texts = messages.filter_map(|message| match &**message {
-            Message::Assistant(message) => Some(message.text()),
-            _ => None,
-        });
-        texts.find(|text| !text.trim().is_empty())
+        last_text(&self.history)
     }
 
     /// Returns the parameters of the finish call as the parameter type of its tool.
@@ -105,4 +100,16 @@ impl Outcome {
             ledger: self.ledger.clone(),
         }
     }
+}
+
+/// Returns the text of the last answer in a conversation that has any.
+pub(crate) fn last_text(messages: &[SharedMessage]) -> Option<String> {
+    let mut texts = messages
+        .iter()
+        .rev()
+        .filter_map(|message| match &**message {
+            Message::Assistant(message) => Some(message.text()),
+            _ => None,
+        });
+    texts.find(|text| !text.trim().is_empty())
 }

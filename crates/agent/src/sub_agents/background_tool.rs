@@ -109,9 +109,9 @@ impl SubAgent {
                 let work = self.resume(run, call, cx).await;
                 (record_of(&note), work, false)
             }
-            EarlierRun::Finished(content) => {
+            EarlierRun::Ended(content) => {
                 let record = record_of(&content.header.note);
-                (record, Err(self.finished(*content, call).await), false)
+                (record, Err(self.ended(*content, call).await), false)
             }
             EarlierRun::Nothing => {
                 let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {

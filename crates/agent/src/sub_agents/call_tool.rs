@@ -24,7 +24,7 @@ impl SubAgent {
         let work = match find_earlier_run(call).await? {
             EarlierRun::Nothing => self.begin(params, call, cx, Value::Null).await,
             EarlierRun::Unfinished(run, _) => self.resume(run, call, cx).await,
-            EarlierRun::Finished(content) => Err(self.finished(*content, call).await),
+            EarlierRun::Ended(content) => Err(self.ended(*content, call).await),
         };
         let result = match work {
             Ok(work) => {

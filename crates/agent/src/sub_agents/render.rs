@@ -18,21 +18,28 @@ const MAX_LAST_TEXT: usize = 2_000;
 pub(super) fn outcome(outcome: &Outcome) -> String {
     match (&outcome.finish, &outcome.error) {
         (Some(call), None) => finish(call, &DeliveredFiles::from(&outcome.outputs)),
-        (_, error) => {
-            let mut text = match error {
-                Some(error) => error.to_string(),
-                None => "it answered in text and did not call its finish tool".to_owned(),
-            };
-            if let Some(last) = outcome.last_text() {
-                text = format!("{text}. Its last message: {last}");
-            }
-            if !outcome.undelivered.is_empty() {
-                let files = outcome.undelivered.join(", ");
-                text = format!("{text}\nFiles that it did not deliver: {files}");
-            }
-            failure(&text)
+        (_, Some(error)) => {
+            unfinished(error.to_string(), outcome.last_text(), &outcome.undelivered)
         }
+        (None, None) => answered_in_text(outcome.last_text(), &outcome.undelivered),
     }
+}
+
+/// Renders the end of a sub-agent that answered in text.
+pub(super) fn answered_in_text(last_text: Option<String>, undelivered: &[String]) -> String {
+    let reason = "it answered in text and did not call its finish tool".to_owned();
+    unfinished(reason, last_text, undelivered)
+}
+
+fn unfinished(mut text: String, last_text: Option<String>, undelivered: &[String]) -> String {
+    if let Some(last) = last_text {
+        text = format!("{text}. Its last message: {last}");
+    }
+    if !undelivered.is_empty() {
+        let files = undelivered.join(", ");
+        text = format!("{text}\nFiles that it did not deliver: {files}");
+    }
+    failure(&text)
 }
 
 /// Renders a finish call.

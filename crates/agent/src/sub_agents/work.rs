@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::options::SubAgent;
 use super::render;
 use crate::journal::{JournalContent, KeptStatus, RunStore, StoreError};
-use crate::run::{Outcome, Run, RunOptions};
+use crate::run::{Outcome, Run, RunOptions, last_text};
 use crate::scope::{ParentRun, SubAgentCall, SubAgentReport};
 use crate::session::{ResumeOptions, Session, SessionOptions};
 
@@ -42,7 +42,8 @@ pub(super) enum EarlierRun {
     Nothing,
     /// A run that can be resumed, with its note.
     Unfinished(RunId, Value),
-    Finished(Box<JournalContent>),
+    /// A run that ended with a finish call or an answer in text, so that nothing is left to do.
+    Ended(Box<JournalContent>),
 }
 
 /// Finds the run that was begun for this call.
@@ -81,8 +82,8 @@ fn find_in(store: &RunStore) -> Result<Option<EarlierRun>, StoreError> {
     };
     Ok(match run.status {
         KeptStatus::Running => None,
-        KeptStatus::Ended(RunStatus::Finished) => {
-            Some(EarlierRun::Finished(Box::new(store.read(run.run)?)))
+        KeptStatus::Ended(RunStatus::Finished | RunStatus::AnsweredInText) => {
+            Some(EarlierRun::Ended(Box::new(store.read(run.run)?)))
         }
         _ => Some(EarlierRun::Unfinished(run.run, run.note)),
     })
@@ -198,9 +199,9 @@ impl SubAgent {
         }
     }
 
-    /// The result of a run that finished before its caller could record it. Its files were delivered
+    /// The result of a run that ended before its caller could record it. Its files were delivered
     /// before; its sandbox may still exist.
-    pub(super) async fn finished(
+    pub(super) async fn ended(
         &self,
         content: JournalContent,
         call: &SubAgentCall,
@@ -218,14 +219,18 @@ impl SubAgent {
     /// Returns the result of a run, from its journal, and counts it against the budgets of its caller.
     fn recorded_result(&self, mut content: JournalContent, call: &SubAgentCall) -> SubAgentResult {
         let end = content.end.take();
+        let answered = end
+            .as_ref()
+            .is_some_and(|end| end.status == RunStatus::AnsweredInText);
         let finish = end.and_then(|end| Some((end.finish?, end.files)));
-        let (_, _, ledger) = content.replay().into_parts();
+        let (messages, _, ledger) = content.replay().into_parts();
         let models = self.agent.0.models();
         call.scope.budget.earlier_run(&ledger, &models);
         SubAgentResult {
             success: finish.is_some(),
             text: match finish {
                 Some((finish, files)) => render::finish(&finish, &files),
+                None if answered => render::answered_in_text(last_text(&messages), &[]),
                 None => render::failure("it ended without a result"),
             },
             report: Some(SubAgentReport {
@@ -269,8 +274,7 @@ impl SubAgentWork {
     ) -> SubAgentResult {
         let Self { session, run, call } = self;
         let outcome = forward_events(run, &call, stop, &suspends, begun).await;
-        let suspended =
-            stop.is_cancelled() && suspends() && outcome.status() != RunStatus::Finished;
+        let suspended = stop.is_cancelled() && suspends() && outcome.error.is_some();
         let closed = if suspended {
             session.close().await
         } else {

@@ -359,6 +359,52 @@ async fn a_sub_agent_that_finished_just_before_a_kill_reports_everything_and_lea
 }
 
 #[tokio::test]
+async fn a_sub_agent_that_answered_in_text_just_before_a_kill_is_not_asked_again() {
+    let test_directory = TestDirectory::new();
+    let helper = Scripted::new(|_, _| text("It is 42."));
+    let requests = helper.clone();
+    let helper = Agent::builder("helper", helper)
+        .finish(FinishTool)
+        .text_answers(TextAnswers::EndTurn)
+        .turn_warning_threshold(0)
+        .build()
+        .unwrap();
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("helper", "call", json!({"task": "Help."}))]),
+        _ => finish("done"),
+    });
+    let reached = CancellationToken::new();
+    let agent = agent(&client)
+        .sub_agent(SubAgent::new(&helper, "Helps."))
+        .hooks(Hanging(reached.clone(), Mutex::new(true)))
+        .build()
+        .unwrap();
+    let session = agent.session(test_directory.kept()).await.unwrap();
+    let run = session.run("the task").unwrap();
+    let id = run.id();
+    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+        .await
+        .unwrap();
+    drop(run);
+    drop(session);
+
+    let outcome = test_directory.resume_to_end(&agent, id).await;
+    assert!(outcome.error.is_none(), "{:?}", outcome.error);
+    let (text, success) = &results(&outcome)[0];
+    assert_eq!(
+        (text.as_str(), *success),
+        (
+            "<sub_agent_result>\n<error>it answered in text and did not call its finish tool. Its last message: \
+             It is 42.</error>\n<finished>False</finished>\n</sub_agent_result>",
+            false
+        )
+    );
+    assert_eq!(requests.requests(), 1, "it was not asked again");
+    // Two turns above, one below.
+    assert_eq!(outcome.ledger.reported_usage().total(), 3 * 15);
+}
+
+#[tokio::test]
 async fn a_run_killed_between_its_end_and_its_closing_delivers_again() {
     let test_directory = TestDirectory::new();
     let client = Scripted::new(|turn, _| match turn {
