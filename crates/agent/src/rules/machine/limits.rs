@@ -22,6 +22,15 @@ impl Machine {
         }
     }
 
+    /// Makes the turn that begins now the last one.
+    pub(super) fn budget_exhausted_before_turn(&mut self, state: BudgetState) {
+        self.budget_exhausted(state);
+        // The model may know of another budget already.
+        if matches!(self.budget, BudgetPhase::Exhausted(_)) {
+            self.warn_of_budgets();
+        }
+    }
+
     /// Asks for the last turn in place of a request that a budget stopped, unless that was the last turn.
     pub(super) fn give_up_request(&mut self) {
         if self.has_ended() {

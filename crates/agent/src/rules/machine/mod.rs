@@ -250,10 +250,7 @@ impl Machine {
             }
             Fact::BudgetNear(state) => self.near_limits.push(state),
             Fact::BudgetExhausted(state) => self.budget_exhausted(state),
-            Fact::BudgetExhaustedBeforeTurn(state) => {
-                self.budget_exhausted(state);
-                self.warn_of_budgets();
-            }
+            Fact::BudgetExhaustedBeforeTurn(state) => self.budget_exhausted_before_turn(state),
             Fact::Stopped { reason } => self.stop(RunError::new(RunErrorKind::Stopped, reason)),
             Fact::OutOfTime { state, call } => {
                 self.record_wasted(call);

@@ -152,6 +152,15 @@ fn a_budget_exhausted_before_the_first_request_makes_it_the_last_turn() {
 }
 
 #[test]
+fn several_budgets_exhausted_before_a_request_are_announced_once() {
+    let mut machine = start(rules(9));
+    for resource in [Resource::Tokens, Resource::ToolCalls] {
+        machine.apply(Fact::BudgetExhaustedBeforeTurn(spent(resource)));
+    }
+    assert_eq!(actions(&mut machine), [LAST]);
+}
+
+#[test]
 fn a_run_out_of_time_ends_and_keeps_its_costs() {
     let mut machine = start(rules(9));
     machine.apply(Fact::OutOfTime {
