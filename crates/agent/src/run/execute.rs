@@ -1,19 +1,14 @@
 //! The task of a run: what precedes its first turn and follows its last.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cantle_core::content::Content;
-use cantle_core::event::{EventKind, Finish};
+use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::message::{self, Message, SharedMessage};
-use cantle_core::sandbox::{
-    FileKind, RefusedFile, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
-    SavedOutputs, Survival,
-};
-use serde_json::Value;
+use cantle_core::sandbox::{SavedOutputs, Survival};
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::Instrument as _;
@@ -23,7 +18,7 @@ use super::outcome::Outcome;
 use super::resources::{KeptSession, ResumedRun, SessionResources};
 use super::tool_call::scale_images;
 use crate::environment::{self, SandboxFacts};
-use crate::error::{RunError, RunErrorKind};
+use crate::error::RunError;
 use crate::journal::{
     BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, StoreErrorKind,
     VERSION,
@@ -39,17 +34,6 @@ const NEW_SANDBOX: &str = "The run was interrupted, and its sandbox is gone. You
 
 const LOST_PROCESSES: &str = "The run was interrupted and continues now. Files are unchanged; background \
                               processes that you had started are gone.";
-
-const NO_TARGET: &str = "the caller has neither a sandbox nor an output directory to receive it";
-
-/// Maximum number of undelivered files that are named.
-const MAX_UNDELIVERED: usize = 20;
-
-/// Maximum number of entries among which they are looked for.
-const MAX_ENTRIES: usize = 100_000;
-
-/// Deadline of looking for them.
-const LIST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The start of a run.
 pub(crate) enum RunStart {
@@ -378,40 +362,6 @@ impl RunTask {
         }
     }
 
-    /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
-    async fn undelivered(&self) -> Vec<String> {
-        let resources = &self.resources;
-        let parent = resources.runs.parent.as_ref();
-        // The caller still has the files of a sandbox that it shares.
-        let is_shared = parent.is_some_and(|parent| parent.shares_sandbox);
-        let Some(sandbox) = resources.sandbox.as_ref().filter(|_| !is_shared) else {
-            return Vec::new();
-        };
-        let base = SandboxPath::working_directory();
-        let walk = tokio::time::timeout(LIST_DEADLINE, sandbox.walk(&base, MAX_ENTRIES)).await;
-        let walk = walk.ok().and_then(Result::ok).unwrap_or_default();
-        let given = resources.input_files.iter().chain(&resources.skill_files);
-        let given: HashSet<&str> = given.map(String::as_str).collect();
-        // Results and outputs that Cantle saved are below `.cantle`.
-        let is_new =
-            |file: &String| !file.starts_with(".cantle/") && !given.contains(file.as_str());
-        let files = walk.entries.iter();
-        let files = files.filter(|(_, entry)| entry.kind == FileKind::File);
-        let files = files.map(|(path, _)| path.to_string());
-        let mut files: Vec<_> = files.filter(is_new).collect();
-        // Results are rarely deep.
-        files.sort_by_key(|file| file.matches('/').count());
-        files.truncate(MAX_UNDELIVERED);
-        if !files.is_empty() {
-            let message = format!(
-                "The model answered in text and did not deliver these files: {}",
-                files.join(", ")
-            );
-            self.scope.hub.emit(EventKind::Warning { message });
-        }
-        files
-    }
-
     fn emit_start(&self, task: &str) {
         let resources = &self.resources;
         let sandbox = resources.sandbox.as_ref();
@@ -437,78 +387,5 @@ impl RunTask {
                 message: message.clone(),
             });
         }
-    }
-
-    /// Saves the files that a finish call names in its `paths`.
-    async fn save_outputs(&self, finish: &Finish) -> Result<SavedOutputs, RunError> {
-        let paths = finish.params.get("paths").and_then(Value::as_array);
-        let paths = paths.into_iter().flatten();
-        let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
-        let resources = &self.resources;
-        let parent = resources.runs.parent.as_ref();
-        let parent_sandbox = parent
-            .filter(|parent| !parent.shares_sandbox)
-            .and_then(|parent| parent.sandbox.as_ref());
-        let saved = async {
-            let Some(sandbox) = &resources.sandbox else {
-                return Ok(SavedOutputs::default());
-            };
-            let matching = async {
-                let matched = sandbox.matching_files(&paths).await?;
-                // A name that stands for no file is refused again, with the reason, where it is read.
-                let refused = matched.refused.into_iter();
-                let (named, found): (Vec<_>, Vec<_>) =
-                    refused.partition(|it| paths.contains(&it.source));
-                let named = named.into_iter().map(|it| it.source);
-                let files = matched.files.into_iter().chain(named);
-                Ok::<_, SandboxError>((files.collect::<Vec<_>>(), found))
-            };
-            let mut outputs = SavedOutputs::default();
-            if let Some(target) = &self.scope.outputs {
-                let options = target.options.clone();
-                let (files, refused) = matching.await?;
-                outputs = sandbox.save_outputs(&files, &target.path, options).await?;
-                outputs.refused.extend(refused);
-            } else if let Some(parent) = parent_sandbox {
-                let (files, refused) = matching.await?;
-                outputs = sandbox.copy_outputs_to(&files, &**parent).await?;
-                outputs.refused.extend(refused);
-            } else if parent.is_some_and(|parent| !parent.shares_sandbox) {
-                let refused = paths.iter().map(|path| RefusedFile::new(path, NO_TARGET));
-                outputs.refused = refused.collect();
-            }
-            Ok(outputs)
-        };
-        let saved = saved.await.map_err(|error: SandboxError| {
-            let kind = match error.kind() {
-                SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
-                _ => RunErrorKind::Internal,
-            };
-            let message =
-                format!("the task is finished, but its files could not be saved: {error}");
-            RunError::new(kind, message)
-        })?;
-        for file in &saved.saved {
-            if file.renamed {
-                let message = format!(
-                    "The name of the output file `{}` is taken, so it was saved as `{}`.",
-                    file.source,
-                    file.path.display()
-                );
-                self.scope.hub.emit(EventKind::Warning { message });
-            }
-            self.scope.hub.emit(EventKind::OutputSaved {
-                source: file.source.clone(),
-                path: file.path.display().to_string(),
-                size_bytes: file.size_bytes,
-            });
-        }
-        for refused in &saved.refused {
-            self.scope.hub.emit(EventKind::OutputRefused {
-                source: refused.source.clone(),
-                reason: refused.reason.clone(),
-            });
-        }
-        Ok(saved)
     }
 }

@@ -1,6 +1,7 @@
 //! A run: the state machine is driven, the journal written, events emitted.
 
 mod approve;
+mod delivery;
 mod drive;
 mod execute;
 mod handle;

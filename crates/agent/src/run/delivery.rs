@@ -1,0 +1,135 @@
+//! The files of a run that has ended: those that its finish call names are saved, those that an answer in text leaves
+//! behind are listed.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use cantle_core::event::{EventKind, Finish};
+use cantle_core::sandbox::{
+    FileKind, RefusedFile, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SavedOutputs,
+};
+use serde_json::Value;
+
+use super::execute::RunTask;
+use crate::error::{RunError, RunErrorKind};
+
+const NO_TARGET: &str = "the caller has neither a sandbox nor an output directory to receive it";
+
+/// Maximum number of undelivered files that are named.
+const MAX_UNDELIVERED: usize = 20;
+
+/// Maximum number of entries among which they are looked for.
+const MAX_ENTRIES: usize = 100_000;
+
+/// Deadline of looking for them.
+const LIST_DEADLINE: Duration = Duration::from_secs(10);
+
+impl RunTask {
+    /// Saves the files that a finish call names in its `paths`.
+    pub(super) async fn save_outputs(&self, finish: &Finish) -> Result<SavedOutputs, RunError> {
+        let paths = finish.params.get("paths").and_then(Value::as_array);
+        let paths = paths.into_iter().flatten();
+        let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
+        let resources = &self.resources;
+        let parent = resources.runs.parent.as_ref();
+        let parent_sandbox = parent
+            .filter(|parent| !parent.shares_sandbox)
+            .and_then(|parent| parent.sandbox.as_ref());
+        let saved = async {
+            let Some(sandbox) = &resources.sandbox else {
+                return Ok(SavedOutputs::default());
+            };
+            let matching = async {
+                let matched = sandbox.matching_files(&paths).await?;
+                // A name that stands for no file is refused again, with the reason, where it is read.
+                let refused = matched.refused.into_iter();
+                let (named, found): (Vec<_>, Vec<_>) =
+                    refused.partition(|it| paths.contains(&it.source));
+                let named = named.into_iter().map(|it| it.source);
+                let files = matched.files.into_iter().chain(named);
+                Ok::<_, SandboxError>((files.collect::<Vec<_>>(), found))
+            };
+            let mut outputs = SavedOutputs::default();
+            if let Some(target) = &self.scope.outputs {
+                let options = target.options.clone();
+                let (files, refused) = matching.await?;
+                outputs = sandbox.save_outputs(&files, &target.path, options).await?;
+                outputs.refused.extend(refused);
+            } else if let Some(parent) = parent_sandbox {
+                let (files, refused) = matching.await?;
+                outputs = sandbox.copy_outputs_to(&files, &**parent).await?;
+                outputs.refused.extend(refused);
+            } else if parent.is_some_and(|parent| !parent.shares_sandbox) {
+                let refused = paths.iter().map(|path| RefusedFile::new(path, NO_TARGET));
+                outputs.refused = refused.collect();
+            }
+            Ok(outputs)
+        };
+        let saved = saved.await.map_err(|error: SandboxError| {
+            let kind = match error.kind() {
+                SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
+                _ => RunErrorKind::Internal,
+            };
+            let message =
+                format!("the task is finished, but its files could not be saved: {error}");
+            RunError::new(kind, message)
+        })?;
+        for file in &saved.saved {
+            if file.renamed {
+                let message = format!(
+                    "The name of the output file `{}` is taken, so it was saved as `{}`.",
+                    file.source,
+                    file.path.display()
+                );
+                self.scope.hub.emit(EventKind::Warning { message });
+            }
+            self.scope.hub.emit(EventKind::OutputSaved {
+                source: file.source.clone(),
+                path: file.path.display().to_string(),
+                size_bytes: file.size_bytes,
+            });
+        }
+        for refused in &saved.refused {
+            self.scope.hub.emit(EventKind::OutputRefused {
+                source: refused.source.clone(),
+                reason: refused.reason.clone(),
+            });
+        }
+        Ok(saved)
+    }
+
+    /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
+    pub(super) async fn undelivered(&self) -> Vec<String> {
+        let resources = &self.resources;
+        let parent = resources.runs.parent.as_ref();
+        // The caller still has the files of a sandbox that it shares.
+        let is_shared = parent.is_some_and(|parent| parent.shares_sandbox);
+        let Some(sandbox) = resources.sandbox.as_ref().filter(|_| !is_shared) else {
+            return Vec::new();
+        };
+        let base = SandboxPath::working_directory();
+        let walk = tokio::time::timeout(LIST_DEADLINE, sandbox.walk(&base, MAX_ENTRIES)).await;
+        let walk = walk.ok().and_then(Result::ok).unwrap_or_default();
+        let given = resources.input_files.iter().chain(&resources.skill_files);
+        let given: HashSet<&str> = given.map(String::as_str).collect();
+        // Results and outputs that Cantle saved are below `.cantle`.
+        let is_new =
+            |file: &String| !file.starts_with(".cantle/") && !given.contains(file.as_str());
+        let files = walk.entries.iter();
+        let files = files.filter(|(_, entry)| entry.kind == FileKind::File);
+        let files = files.map(|(path, _)| path.to_string());
+        let mut files: Vec<_> = files.filter(is_new).collect();
+        // Results are rarely deep.
+        files.sort_by_key(|file| file.matches('/').count());
+        files.truncate(MAX_UNDELIVERED);
+        if !files.is_empty() {
+            let message = format!(
+                "The model answered in text and did not deliver these files: {}",
+                files.join(", ")
+            );
+            self.scope.hub.emit(EventKind::Warning { message });
+        }
+        files
+    }
+}
