@@ -116,7 +116,7 @@ async fn request(
     cancellation: &CancellationToken,
 ) -> Decision {
     let digest = digest(&call.name, &call.arguments);
-    let request = || {
+    let announce = || {
         scope.hub.emit(EventKind::ApprovalRequested {
             call_id: call.id.clone(),
             tool: call.name.clone(),
@@ -134,15 +134,15 @@ async fn request(
             // The holder can decide on several calls in any order.
             drop(standing_approvals);
             let open = requests.ask(scope.run, &call.id, digest.clone());
-            request();
+            announce();
             let decision = open.decision().await;
             standing_approvals = scope.standing_approvals.lock().await;
             decision.unwrap_or_else(|| reject("no decision was made on it."))
         } else if user.is_available() {
-            request();
+            announce();
             ask_user(&**user, scope.run, call).await
         } else {
-            request();
+            announce();
             reject(format!(
                 "this call needs approval, and no one is available to give it. {ALTERNATIVE}"
             ))

@@ -185,7 +185,7 @@ impl Background {
         Ok((record, StartingAgent { background, number }))
     }
 
-    /// Starts a sub-agent. `work` gets the token that cancels it, and returns its result.
+    /// Starts a sub-agent. `work` gets the token that cancels it, and calls [`ended`](Self::ended).
     pub(crate) fn spawn<F>(
         &self,
         record: BackgroundAgentRecord,

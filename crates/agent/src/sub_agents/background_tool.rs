@@ -212,8 +212,7 @@ async fn run(
     begun: oneshot::Sender<()>,
 ) {
     let scope = &call.scope;
-    let suspends =
-        || scope.suspends_calls() || (scope.store.is_some() && scope.background.suspends());
+    let suspends = || scope.suspends_calls() || scope.background.suspends();
     let result = work.run(&stop, suspends, Some(begun)).await;
     scope.background.ended(number, result.text, result.report);
 }
