@@ -145,7 +145,8 @@ pub trait CodeInterpreter: fmt::Debug + Send + Sync {
 #[async_trait]
 #[auto_impl(Arc, Box)]
 pub trait CodeSession: Send + Sync {
-    /// Executes code. Calls in one context wait for each other. Dropping the future ends the context's interpreter.
+    /// Executes code. Calls in one context wait for each other, and one that is cancelled by then does not begin. Dropping
+    /// the future ends the context's interpreter.
     ///
     /// # Errors
     /// If the sandbox fails. Code that fails is a result.

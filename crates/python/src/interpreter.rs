@@ -381,7 +381,14 @@ impl PythonSession {
             let note = format!("A session has at most {MAX_CONTEXTS} contexts; close one first.");
             return Ok(Execution::new(ExecutionOutcome::Refused).with_note(note));
         };
-        let mut state = state.lock().await;
+        let mut state = tokio::select! {
+            biased;
+            () = limits.cancellation.cancelled() => {
+                let note = "The call was cancelled before its code began.";
+                return Ok(Execution::new(ExecutionOutcome::Cancelled).with_note(note));
+            }
+            state = state.lock() => state,
+        };
         let before = self.walk_before().await?;
         // Taken, so that a dropped call drops the kernel with it.
         let (mut kernel, is_new) = match state.kernel.take() {

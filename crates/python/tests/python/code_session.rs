@@ -11,7 +11,9 @@ use cantle_core::code::{
 };
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{Backend as _, Channel, Sandbox, SandboxContext};
+use cantle_core::sandbox::{
+    Backend as _, Channel, Sandbox, SandboxContext, SandboxExt as _, SandboxPath,
+};
 use cantle_python::Interpreter;
 use tokio_util::sync::CancellationToken;
 
@@ -157,6 +159,30 @@ async fn ended_context_starts_anew() {
     let (_, end) = execute(&*session, request("a", "x")).await;
     assert_eq!(error_name(&end), Some("NameError"));
     assert_eq!(end.notes, [""; 0]);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_while_it_waits_does_not_begin() {
+    let (sandbox, session) = open().await;
+    execute(&*session, request("a", "import os, time")).await;
+    let running = request("a", "while not os.path.exists('go'): time.sleep(0.01)");
+    let cancellation = CancellationToken::new();
+    let code = "open('begun', 'w').close()";
+    let waiting = CodeRequest::new("a", code, Duration::from_secs(60), cancellation.clone());
+    let cancelled = async {
+        let ended = execute(&*session, waiting).await;
+        let go = SandboxPath::new("go").unwrap();
+        sandbox.write_bytes(&go, Bytes::new()).await.unwrap();
+        ended
+    };
+    let cancel = async { cancellation.cancel() };
+    let running = execute(&*session, running);
+    let ((_, first), (_, second), ()) = tokio::join!(running, cancelled, cancel);
+    assert_eq!(first, CodeEnd::default());
+    assert_eq!(error_name(&second), Some("KeyboardInterrupt"));
+    let listed = execute(&*session, request("a", "os.listdir()")).await;
+    assert_eq!(listed.0, ["=['go']"]);
     sandbox.close().await.unwrap();
 }
 

@@ -365,6 +365,26 @@ async fn contexts_and_executions_are_limited() {
 }
 
 #[tokio::test]
+async fn waiting_executions_end_with_their_clients() {
+    let server = serve_code().await;
+    let sandbox = open(&server).await;
+    let running = json!({ "code": "import time\ntime.sleep(1000)" });
+    let _running = start(&sandbox, running).await;
+    let mut waiting = Vec::new();
+    for _ in 1..32 {
+        waiting.push(start(&sandbox, json!({ "code": "1" })).await);
+    }
+    drop(waiting);
+    let bash = json!({ "code": "true", "language": "bash" });
+    eventually("they free their places", async || {
+        let answer = post(&sandbox, "/execute", bash.clone()).await;
+        answer.status == StatusCode::OK
+    })
+    .await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn disconnected_client_interrupts_its_code_and_keeps_the_variables() {
     let server = serve_code().await;
     let sandbox = open(&server).await;
