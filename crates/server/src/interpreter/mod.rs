@@ -20,6 +20,7 @@ use crate::envd::RunningSandbox;
 use crate::envd::contexts::{ContextOptions, Contexts};
 use crate::envd::error::{Result, plain};
 use crate::envd::rpc;
+use crate::tasks::Interrupted;
 
 /// Maximum size of a request's body.
 const BODY_BYTES: usize = 8 << 20;
@@ -40,16 +41,32 @@ pub(crate) async fn route(
         (&Method::GET, ["contexts"]) => Ok(Json(contexts.list()).into_response()),
         (&Method::POST, ["contexts"]) => create(live, &contexts, request.into_body()).await,
         (&Method::DELETE, ["contexts", id]) => {
-            let removed = contexts.remove(id).await;
-            removed.map(|()| StatusCode::NO_CONTENT.into_response())
+            let id = (*id).to_owned();
+            finish(live, async move { contexts.remove(&id).await }).await
         }
         (&Method::POST, ["contexts", id, "restart"]) => {
-            let restarted = contexts.restart(id).await;
-            restarted.map(|()| StatusCode::NO_CONTENT.into_response())
+            let id = (*id).to_owned();
+            finish(live, async move { contexts.restart(&id).await }).await
         }
         _ => Ok(plain(StatusCode::NOT_FOUND, "path not found")),
     };
     answered.unwrap_or_else(|error| error.into_plain())
+}
+
+/// Ends a context, also if the client disconnects meanwhile: a context that is left halfway interrupts all its code.
+async fn finish(
+    live: &RunningSandbox,
+    ending: impl Future<Output = Result<()>> + Send + 'static,
+) -> Result<Response> {
+    let (ended, sandbox_use) = (live.ended.clone(), live.acquire()?);
+    let finished = live.tasks.finish(async move {
+        let result = ended.run_until_cancelled(ending).await;
+        // Kept until the context has ended.
+        drop(sandbox_use);
+        result
+    });
+    finished.await.flatten().ok_or(Interrupted)??;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn create(live: &RunningSandbox, contexts: &Contexts, body: Body) -> Result<Response> {

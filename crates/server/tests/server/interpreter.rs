@@ -192,6 +192,34 @@ async fn restart_interrupts_the_code_that_runs() {
 }
 
 #[tokio::test]
+async fn restart_is_completed_although_the_client_has_disconnected() {
+    let server = serve_code().await;
+    let sandbox = open(&server).await;
+    let code = "import time\nopen('started', 'w').close()\nwhile True:\n  try:\n    time.sleep(1000)\n  \
+                except KeyboardInterrupt:\n    open('interrupted', 'w').close()";
+    let _running = start(&sandbox, json!({ "code": code })).await;
+    let exists = async |name: &str| {
+        let path = format!("/files?path={name}");
+        sandbox.get(&path).await.status == StatusCode::OK
+    };
+    eventually("the code runs", async || exists("started").await).await;
+    let mut restart = request(&sandbox, Method::POST, "/contexts/python/restart", None);
+    let token = sandbox.token.parse().unwrap();
+    restart.headers_mut().insert("x-access-token", token);
+    tokio::select! {
+        _ = server.send(restart) => panic!("the restart waits for the code"),
+        () = eventually("the code is interrupted", async || exists("interrupted").await) => {}
+    }
+    // After the code, which ignores the interrupt, has been killed.
+    eventually("the context can be used again", async || {
+        let events = execute(&sandbox, json!({ "code": "1" })).await;
+        events.iter().any(|event| event["type"] == "result")
+    })
+    .await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn bash_and_javascript_are_processes() {
     let server = serve_code().await;
     let sandbox = open(&server).await;
