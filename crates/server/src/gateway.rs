@@ -39,7 +39,7 @@ pub(crate) async fn serve(
     port: u16,
     request: Request<Body>,
 ) -> Response {
-    if !matches!(port, ENVD_PORT | INTERPRETER_PORT) {
+    if !is_own_service(port) {
         return respond(fleet, id, port, request).await;
     }
     allow_any_origin(match *request.method() {
@@ -58,7 +58,7 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     {
         return EnvdError::exhausted(error.to_string()).into_plain();
     }
-    let is_health_check = matches!(port, ENVD_PORT | INTERPRETER_PORT) && is_health_check(&request);
+    let is_health_check = is_own_service(port) && is_health_check(&request);
     let resumes = member.is_paused() && member.identity.spec.auto_resume;
     if resumes && access.is_ok() && !is_health_check {
         // A failure shows as "not found" below.
@@ -124,6 +124,11 @@ pub(crate) async fn serve_by_credential(fleet: &Arc<Fleet>, request: Request<Bod
     }
 }
 
+/// Whether this server itself answers at a port, in every sandbox.
+fn is_own_service(port: u16) -> bool {
+    matches!(port, ENVD_PORT | INTERPRETER_PORT)
+}
+
 /// Whether a request only asks if the sandbox runs. It needs no credentials and does not resume the sandbox.
 fn is_health_check(request: &Request<Body>) -> bool {
     request.uri().path() == "/health" && request.method() == Method::GET
@@ -133,8 +138,8 @@ fn is_health_check(request: &Request<Body>) -> bool {
 fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), EnvdError> {
     let path = request.uri().path();
     let token = member.identity.token.expose();
-    let is_public = !matches!(port, ENVD_PORT | INTERPRETER_PORT)
-        && !member.identity.spec.restricts_public_traffic();
+    let is_own_service = is_own_service(port);
+    let is_public = !is_own_service && !member.identity.spec.restricts_public_traffic();
     // SDKs send only the traffic token with requests about contexts.
     let has_traffic_token = || {
         let token = member.identity.traffic_token();
@@ -142,6 +147,10 @@ fn authorize(member: &Member, port: u16, request: &Request<Body>) -> Result<(), 
     };
     if is_public || header_is(request, TOKEN_HEADER, token) || has_traffic_token() {
         return Ok(());
+    }
+    if !is_own_service {
+        let message = format!("the port needs the sandbox's token in {TRAFFIC_TOKEN_HEADER}");
+        return Err(EnvdError::new(RpcCode::PermissionDenied, message));
     }
     let verdict = match files::operation(request.method()) {
         Some(operation) if port == ENVD_PORT && path == "/files" => {

@@ -261,12 +261,13 @@ async fn restricted_ports_need_a_token_of_their_own() {
         }
         server.ask(empty(request)).await.status.as_u16()
     };
-    assert_eq!(status(port, "/", None).await, 401);
-    assert_eq!(status(port, "/health", None).await, 401);
-    assert_eq!(status(port, "/", Some((TRAFFIC, "other"))).await, 401);
+    // As at E2B, whose SDKs test for it.
+    assert_eq!(status(port, "/", None).await, 403);
+    assert_eq!(status(port, "/health", None).await, 403);
+    assert_eq!(status(port, "/", Some((TRAFFIC, "other"))).await, 403);
     assert_eq!(
         status(port, "/", Some((TRAFFIC, &sandbox.token))).await,
-        401
+        403
     );
     assert_eq!(status(port, "/", Some((TRAFFIC, &token))).await, 200);
     let access = ("x-access-token", sandbox.token.as_str());
