@@ -79,7 +79,7 @@ impl ListQuery {
         (self.states.is_empty() || self.states.iter().any(|query| query == state))
             && self.metadata.iter().all(has)
             && (self.template.iter()).all(|template| *template == spec.template)
-            && (self.started_after.iter()).all(|after| member.identity.started_at > *after)
+            && (self.started_after.iter()).all(|after| member.identity.started_at >= *after)
     }
 }
 

@@ -287,6 +287,9 @@ async fn lists_come_in_pages_and_by_metadata() {
     assert_eq!(list("state=paused").await.0, [""; 0]);
     let all = server.control(Method::GET, "/sandboxes", None).await.json();
     assert_eq!(all.as_array().unwrap().len(), 5);
+    let newest = all[0]["startedAt"].as_str().unwrap();
+    let since_newest = list(&format!("startedAfter={newest}")).await.0;
+    assert_eq!(since_newest, [ids[0].clone()], "E2B includes the time");
     server.stop().await;
 }
 
