@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::Refusal;
+use crate::accounts::{Lease, Pool};
 use crate::fleet::{Fleet, SandboxPlace};
 use crate::tasks::Tasks;
 
@@ -27,7 +28,7 @@ const IDLE_CHECK: Duration = Duration::from_secs(10);
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Calls of one principal that run or wait.
 const MAX_CALLS: usize = 16;
-/// Principals that have a sandbox or made a call within a minute.
+/// Principals that have a sandbox or made a call within a minute; each key has a share of them.
 const MAX_PRINCIPALS: usize = 10_000;
 /// The period of the limit of calls.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -54,6 +55,8 @@ struct PrincipalState {
     sandbox: Arc<tokio::sync::Mutex<Option<Leased>>>,
     calls: Arc<Semaphore>,
     usage: Mutex<CallUsage>,
+    /// The place among the principals, of the key that called first for this one.
+    _place: Lease,
 }
 
 struct CallUsage {
@@ -64,7 +67,7 @@ struct CallUsage {
 }
 
 impl PrincipalState {
-    fn new() -> Self {
+    fn new(place: Lease) -> Self {
         let now = Instant::now();
         Self {
             sandbox: Arc::default(),
@@ -74,6 +77,7 @@ impl PrincipalState {
                 minute: now,
                 calls: 0,
             }),
+            _place: place,
         }
     }
 
@@ -110,6 +114,7 @@ pub(super) struct Leases {
     fleet: Arc<Fleet>,
     calls_per_minute: u32,
     idle: Duration,
+    principals: Arc<Pool>,
     states: Mutex<HashMap<PrincipalId, Arc<PrincipalState>>>,
     stopping: CancellationToken,
     tasks: Tasks,
@@ -121,6 +126,7 @@ impl Leases {
             fleet: Arc::clone(fleet),
             calls_per_minute,
             idle,
+            principals: Pool::new(MAX_PRINCIPALS, MAX_PRINCIPALS, &fleet.settings.keys),
             states: Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: Tasks::default(),
@@ -135,16 +141,22 @@ impl Leases {
         self.states.lock().values().map(Arc::clone).collect()
     }
 
-    fn state(&self, principal: &PrincipalId) -> Result<Arc<PrincipalState>, Refusal> {
+    fn state(
+        &self,
+        owner: &PrincipalId,
+        principal: &PrincipalId,
+    ) -> Result<Arc<PrincipalState>, Refusal> {
         let mut states = self.states.lock();
-        if states.len() >= MAX_PRINCIPALS && !states.contains_key(principal) {
-            let detail = "too many principals call this server: repeat the call later";
-            return Err(Refusal::limited(detail, RETRY));
+        if let Some(state) = states.get(principal) {
+            return Ok(Arc::clone(state));
         }
-        let state = states.entry(principal.clone());
-        Ok(Arc::clone(
-            state.or_insert_with(|| Arc::new(PrincipalState::new())),
-        ))
+        let place = self.principals.take(owner, 1).map_err(|_| {
+            let detail = "too many principals call this server: repeat the call later";
+            Refusal::limited(detail, RETRY)
+        })?;
+        let state = Arc::new(PrincipalState::new(place));
+        states.insert(principal.clone(), Arc::clone(&state));
+        Ok(state)
     }
 
     /// Waits until the earlier calls of a principal have ended.
@@ -153,7 +165,7 @@ impl Leases {
         owner: &PrincipalId,
         principal: &Principal,
     ) -> Result<ActiveCall, Refusal> {
-        let state = self.state(principal.id())?;
+        let state = self.state(owner, principal.id())?;
         state.count(self.calls_per_minute)?;
         let too_many = || {
             let detail = "earlier calls of the same principal are still running";
@@ -298,5 +310,45 @@ impl ActiveCall {
     /// Returns a token that is cancelled when the server stops.
     pub(super) fn stopping(&self) -> CancellationToken {
         self.leases.stopping.child_token()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use cantle_core::policy::Policy;
+
+    use super::*;
+    use crate::keys::Keys;
+    use crate::settings::{ServerLimits, Settings};
+
+    #[tokio::test]
+    async fn no_key_takes_all_principals() {
+        let mut keys = Keys::default();
+        keys.add("one");
+        keys.add("two");
+        let (one, two) = (keys.owner("one").unwrap(), keys.owner("two").unwrap());
+        let settings = Settings {
+            templates: BTreeMap::new(),
+            interpreter: None,
+            policy: Policy::workspace(),
+            keys,
+            limits: ServerLimits::default(),
+            state: None,
+            domain: None,
+            user: "user".to_owned(),
+            machine_memory_bytes: 0,
+        };
+        let fleet = Fleet::open(settings).await.unwrap();
+        let leases = Leases::new(&fleet, 1, Duration::from_secs(600));
+        let state = |owner: &PrincipalId, number: usize| {
+            let principal = PrincipalId::from(number.to_string());
+            leases.state(owner, &principal).is_ok()
+        };
+        let mut numbers = 0..MAX_PRINCIPALS;
+        assert!(numbers.any(|number| !state(&one, number)));
+        assert!(state(&two, MAX_PRINCIPALS));
+        assert!(state(&one, 0), "it is known");
     }
 }
