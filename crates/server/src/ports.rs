@@ -89,12 +89,12 @@ pub(crate) async fn forward(
     let upgraded = request.extensions_mut().remove::<OnUpgrade>();
     // Keeps its place after it has been upgraded.
     let client_connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let protocol = requested_protocol(request.headers());
+    let is_upgrade = asks_for_upgrade(request.headers());
     let headers = request.headers_mut();
     for name in [ID_HEADER, PORT_HEADER, TOKEN_HEADER, TRAFFIC_TOKEN_HEADER] {
         headers.remove(name);
     }
-    remove_connection_headers(headers, protocol.is_some());
+    remove_connection_headers(headers, is_upgrade);
     let path = request.uri().path_and_query();
     let path = path.map_or("/", |path| path.as_str()).parse();
     *request.uri_mut() = path.unwrap_or_default();
@@ -105,7 +105,7 @@ pub(crate) async fn forward(
     })?;
     let mut answer = answer.map_err(invalid)?;
     let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
-    match (is_upgraded, protocol.and(upgraded)) {
+    match (is_upgraded, upgraded.filter(|_| is_upgrade)) {
         (true, Some(client)) => {
             let server = upgrade::on(&mut answer);
             let ended = live.ended.clone();
@@ -146,27 +146,24 @@ async fn copy(client: OnUpgrade, server: OnUpgrade) {
     let _ = copy_bidirectional(&mut client, &mut server).await;
 }
 
-/// Returns the protocol that a request asks to change to.
-fn requested_protocol(headers: &HeaderMap) -> Option<String> {
-    let tokens = headers.get(header::CONNECTION)?.to_str().ok()?;
-    let is_upgrade = |token: &str| token.trim().eq_ignore_ascii_case("upgrade");
-    let protocol = headers.get(header::UPGRADE)?.to_str().ok()?;
-    tokens
-        .split(',')
-        .any(is_upgrade)
-        .then(|| protocol.to_owned())
+/// Returns the words of the `Connection` headers.
+fn connection_words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(header::CONNECTION).iter();
+    let values = values.filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// Returns whether a request asks to change to another protocol.
+fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    let mut words = connection_words(headers);
+    headers.contains_key(header::UPGRADE) && words.any(|word| word.eq_ignore_ascii_case("upgrade"))
 }
 
 /// Removes the headers that concern one connection; an upgrade concerns both.
 fn remove_connection_headers(headers: &mut HeaderMap, is_upgrade: bool) {
     let protocol = headers.get(header::UPGRADE).filter(|_| is_upgrade).cloned();
-    let listed: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
+    let listed = connection_words(headers).filter_map(|name| name.parse::<HeaderName>().ok());
+    let listed: Vec<_> = listed.collect();
     for name in CONNECTION_HEADERS.iter().chain(&listed) {
         headers.remove(name);
     }
@@ -194,7 +191,7 @@ mod tests {
             let pairs = given.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
             pairs.into_iter().collect()
         };
-        assert_eq!(requested_protocol(&headers()).as_deref(), Some("websocket"));
+        assert!(asks_for_upgrade(&headers()));
         let mut plain = headers();
         remove_connection_headers(&mut plain, false);
         assert_eq!(plain.len(), 1);
@@ -204,6 +201,10 @@ mod tests {
         assert_eq!(upgrade.len(), 3);
         assert_eq!(upgrade["connection"], "upgrade");
         assert_eq!(upgrade["upgrade"], "websocket");
-        assert_eq!(requested_protocol(&plain), None);
+        assert!(!asks_for_upgrade(&plain));
+        upgrade.insert("connection", "keep-alive".parse().unwrap());
+        assert!(!asks_for_upgrade(&upgrade));
+        upgrade.append("connection", "Upgrade".parse().unwrap());
+        assert!(asks_for_upgrade(&upgrade), "in one of two headers");
     }
 }
