@@ -46,7 +46,7 @@ const SIGKILL: i32 = 9;
 pub struct CommandLimits {
     /// Maximum duration of a command.
     pub wall_time: Option<Duration>,
-    /// Maximum number of bytes per output channel.
+    /// Maximum number of bytes per output channel. A command that writes more is killed, and the rest is dropped.
     pub output_bytes: Option<u64>,
 }
 
@@ -203,6 +203,17 @@ async fn run<T: Transport>(
         let [stdout, stderr] = &counters;
         exit.stdout = stdout.report(&*life.transport);
         exit.stderr = stderr.report(&*life.transport);
+        let limit = life.output_limit.0;
+        let has_ended = matches!(exit.status, ExitStatus::Code(_) | ExitStatus::Signal(_));
+        // It ended before the excess was read, of which its reader gets nothing.
+        if has_ended && exit.stdout.total_bytes.max(exit.stderr.total_bytes) > limit {
+            let field = PolicyField::Output;
+            exit.status = ExitStatus::LimitReached { field, limit };
+            if !exit.background.is_empty() {
+                life.transport.kill();
+                exit.background.clear();
+            }
+        }
         exit
     });
     phase.send_replace(Phase::Finished(exit.map_err(Arc::new)));

@@ -98,7 +98,7 @@ impl<T: Transport> ChannelPump<T> {
                     },
                 },
             };
-            let bytes = match next {
+            let mut bytes = match next {
                 None => break true,
                 Some(Err(error)) => {
                     if let Some(chunks) = chunks {
@@ -109,8 +109,17 @@ impl<T: Transport> ChannelPump<T> {
                 }
                 Some(Ok(bytes)) => bytes,
             };
-            if self.counters.add_read(&bytes) > self.limit_bytes {
+            let excess = self
+                .counters
+                .add_read(&bytes)
+                .saturating_sub(self.limit_bytes);
+            if excess > 0 {
                 self.limit_exceeded.cancel();
+                let excess = usize::try_from(excess).unwrap_or(usize::MAX);
+                bytes.truncate(bytes.len().saturating_sub(excess));
+                if bytes.is_empty() {
+                    continue;
+                }
             }
             if let Some(spill) = &mut self.spill {
                 spill.push(bytes.clone()).await;

@@ -270,19 +270,43 @@ async fn background_processes_of_a_command_that_is_dropped_early_are_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn excess_output_kills_and_is_reported() {
+async fn excess_output_kills_and_is_dropped() {
     let limits = CommandLimits {
         wall_time: None,
         output_bytes: Some(3),
     };
     let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), limits);
-    script.write("four").await;
+    let output = process.take_output().unwrap();
+    for text in ["on", "two", "three"] {
+        script.write(text).await;
+    }
     sleep(SECOND / 10).await;
     script.reports = None;
     let exit = process.wait().await.unwrap();
     let field = PolicyField::Output;
     assert_eq!(exit.status, ExitStatus::LimitReached { field, limit: 3 });
     assert_eq!(script.transport.orders(), [Order::Kill]);
+    let chunks: Vec<_> = output.map(|chunk| chunk.unwrap().bytes).collect().await;
+    assert_eq!(chunks, ["on", "t"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_ends_with_excess_output_has_not_succeeded() {
+    let limits = CommandLimits {
+        wall_time: None,
+        output_bytes: Some(3),
+    };
+    let request = SpawnRequest::shell("x").with_background(Background::Keep);
+    let (script, mut process) = Script::start(request, limits);
+    script.write("four").await;
+    script.end(0, false);
+    let exit = process.wait().await.unwrap();
+    let field = PolicyField::Output;
+    assert_eq!(exit.status, ExitStatus::LimitReached { field, limit: 3 });
+    assert!(exit.background.is_empty(), "{exit:?}");
+    let detached = Order::Detach { outputs: 1 };
+    let expected = [Order::List, Order::Kill, detached];
+    assert_eq!(script.transport.orders(), expected);
 }
 
 #[tokio::test(start_paused = true)]

@@ -48,7 +48,7 @@ pub struct Limits {
     /// Number of open files of one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Output of one command on either channel, after which it is killed.
+    /// Output of one command on either channel. A command that writes more is killed, and the rest is dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
     /// Limits without a default.
