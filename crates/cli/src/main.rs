@@ -61,6 +61,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
@@ -74,6 +75,9 @@ use crate::messages::warn;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Soft limit of open files: enough for a server with thousands of sandboxes and connections, and twice a sandbox's default.
+const OPEN_FILES: u64 = 1 << 17;
+
 /// Maximum delay of the exit by blocking operations, such as writing to a slow reader.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -82,6 +86,7 @@ fn main() -> ExitCode {
         Command::Runs(RunsCommand::Resume { run }) => args::resume_command(&run),
         command => command,
     };
+    raise_open_files();
     let cancelled = Code::Cancelled as u8;
     let result = match command {
         Command::Run(args) => block_on(cancelled, |token| async move {
@@ -133,6 +138,23 @@ fn main() -> ExitCode {
         warn(&failure.to_string());
         failure.code
     }))
+}
+
+/// Raises the soft limit of open files.
+///
+/// Orders to a sandbox carry descriptors. The kernel counts those in messages that were not received for each user, and refuses
+/// to send more if they exceed the soft limit of the sender: a sandbox of the same user must not reach ours. Commands without
+/// confinement inherit the limit, and some programs close every number below it, so it is not raised further.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let raised = limit
+        .maximum
+        .map_or(OPEN_FILES, |hard| hard.min(OPEN_FILES));
+    if limit.current.is_some_and(|soft| soft < raised) {
+        limit.current = Some(raised);
+        // Otherwise there are fewer sandboxes, which a server reports.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
 }
 
 /// Runs a command on a new runtime with one thread and returns its exit code.

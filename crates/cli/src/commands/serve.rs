@@ -11,7 +11,6 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use cantle::backends::local::LocalBackend;
 use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
 use self::interpreter::ServedInterpreter;
@@ -25,9 +24,6 @@ use crate::exit::{Code, Failure, FailureExt as _};
 use crate::messages::warn;
 use crate::settings::layers::Layers;
 use crate::state_dir::{StateDir, VARIABLE as STATE_VARIABLE, create_traversable};
-
-/// Open files of a server with thousands of sandboxes and connections.
-const OPEN_FILES: u64 = 1 << 17;
 
 /// The home directory that E2B's SDKs expect.
 const HOME: &str = "/home/user";
@@ -64,7 +60,6 @@ pub(crate) async fn perform(
     limits.connections = number(args.max_connections, limits.connections);
     limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
     let max_sandboxes = limits.sandboxes;
-    raise_open_files();
     let interpreter = ServedInterpreter::new(local.clone()).await?;
     interpreter.requirements().add_to(&mut policy);
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
@@ -138,20 +133,6 @@ pub(crate) async fn perform(
     announce(server.address(), &url, accepts_any_key)?;
     server.serve(cancellation).await.internal()?;
     Ok(0)
-}
-
-/// Raises the soft limit of open files. Commands inherit it, and some programs close every number below it,
-/// so it is raised only to what the server may need.
-fn raise_open_files() {
-    let mut limit = getrlimit(Resource::Nofile);
-    let raised = limit
-        .maximum
-        .map_or(OPEN_FILES, |hard| hard.min(OPEN_FILES));
-    if limit.current.is_some_and(|soft| soft < raised) {
-        limit.current = Some(raised);
-        // Otherwise there are fewer sandboxes, which is reported.
-        let _ = setrlimit(Resource::Nofile, limit);
-    }
 }
 
 /// Returns the address for clients on this machine.

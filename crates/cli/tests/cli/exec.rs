@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
@@ -47,6 +47,18 @@ async fn sandbox_has_its_own_directory_and_environment() {
         !std::path::Path::new(directory).exists(),
         "{directory} is left"
     );
+}
+
+#[tokio::test]
+async fn commands_may_open_as_many_files_as_the_limit_says() {
+    let env = TestEnv::new();
+    let mut shell = env.command_of("bash");
+    let line = "ulimit -Sn 100 && exec \"$0\" exec -- bash -c 'ulimit -Sn'";
+    shell.args(["-c", line, env!("CARGO_BIN_EXE_cantle")]);
+    let exited = wait_for_exit(shell.spawn().unwrap()).await;
+    let hard = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let expected = format!("{}\n", hard.min(65_536));
+    assert_eq!(exited.stdout, expected, "{exited:?}");
 }
 
 #[tokio::test]
