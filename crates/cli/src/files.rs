@@ -12,6 +12,7 @@ use futures_util::{Stream, TryStreamExt as _};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use url::Url;
 
+use crate::settings::layers::with_variable;
 use crate::state_dir::StateDir;
 
 /// How long an address of a stored file is valid.
@@ -24,26 +25,29 @@ pub(crate) fn is_bucket(text: &str) -> bool {
 
 /// Where stored files are
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Stored files")]
+#[expect(clippy::duplicated_attributes, reason = "each argument has a variable")]
+#[command(
+    next_help_heading = "Stored files",
+    mut_arg("store", with_variable),
+    mut_arg("catalogue", with_variable),
+    mut_arg("store_credentials", with_variable)
+)]
 pub(crate) struct FilesArgs {
     /// Store of files: a directory, s3://BUCKET/PREFIX or az://CONTAINER/PREFIX [default: in the state directory]
     ///
     /// Credentials of a bucket come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
     /// AWS_ENDPOINT_URL, or from AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT.
     #[arg(long, value_name = "STORE")]
-    #[arg(env = "CANTLE_STORE", hide_env_values = true)]
     store: Option<String>,
 
     /// Catalogue of the store: a SQLite file, or a PostgreSQL address [default: in the store's directory]
     ///
     /// An address with a password belongs in the variable, because other users can see command lines.
     #[arg(long, value_name = "CATALOGUE")]
-    #[arg(env = "CANTLE_CATALOGUE", hide_env_values = true)]
     catalogue: Option<String>,
 
     /// File with the AWS_…=VALUE or AZURE_…=VALUE lines of the bucket's credentials, in place of the environment
     #[arg(long, value_name = "FILE")]
-    #[arg(env = "CANTLE_STORE_CREDENTIALS", hide_env_values = true)]
     store_credentials: Option<PathBuf>,
 }
 

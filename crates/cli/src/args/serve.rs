@@ -10,6 +10,7 @@ use url::Url;
 
 use crate::backend::BackendArg;
 use crate::files::FilesArgs;
+use crate::settings::layers::with_variable;
 use crate::settings::{Given, ServeSettings, Size, parse_duration};
 
 /// Serve sandboxes to E2B's SDKs and to MCP clients
@@ -17,13 +18,13 @@ use crate::settings::{Given, ServeSettings, Size, parse_duration};
 /// It prints the variables by which SDKs find it; MCP clients use the path /mcp. The policy given here applies to every
 /// sandbox; a client can only restrict it further.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("serve_listen", with_variable))]
 pub(crate) struct ServeArgs {
     /// Address to listen on; keys are required unless it is a loopback address
     #[arg(
-        long,
+        id = "serve_listen",
+        long = "listen",
         value_name = "ADDRESS",
-        env = "CANTLE_SERVE_LISTEN",
-        hide_env_values = true,
         value_parser = parse_address,
         default_value = "127.0.0.1:3010"
     )]

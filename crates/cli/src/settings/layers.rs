@@ -144,7 +144,7 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
     }
 }
 
-/// Lets the variable of a setting give it. An empty one counts as not set.
+/// Lets the variable of an argument give it. An empty one counts as not set.
 pub(crate) fn with_variable(arg: clap::Arg) -> clap::Arg {
     let name = format!("CANTLE_{}", arg.get_id().as_str().to_uppercase());
     if std::env::var_os(&name).is_some_and(|value| value.is_empty()) {

@@ -69,6 +69,18 @@ async fn files_are_stored_listed_copied_and_removed() {
 }
 
 #[tokio::test]
+async fn empty_variables_name_no_store() {
+    let env = TestEnv::new()
+        .set("CANTLE_STORE", "")
+        .set("CANTLE_CATALOGUE", "")
+        .set("CANTLE_STORE_CREDENTIALS", "");
+    env.write("a", "x");
+    let put = files(&env, &["put", "a"]).await;
+    assert_eq!(put.code, Some(0), "{put:?}");
+    assert_eq!(env.list("."), [".local", "a"]);
+}
+
+#[tokio::test]
 async fn a_store_of_another_catalogue_is_refused() {
     let env = TestEnv::new();
     env.write("a", "x");
