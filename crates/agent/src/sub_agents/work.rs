@@ -285,7 +285,8 @@ impl SubAgentWork {
             text = format!("{text}\n{error}");
         }
         let success = outcome.status() == RunStatus::Finished;
-        let ledger = outcome.ledger;
+        // The outcome of a run that panicked has no ledger.
+        let ledger = call.progress.ledger();
         SubAgentResult {
             text,
             success,

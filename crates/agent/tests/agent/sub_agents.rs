@@ -210,6 +210,28 @@ async fn a_failed_sub_agent_is_a_result_and_its_tokens_count() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_sub_agent_that_panics_count() {
+    let helper = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("nothing", "n", json!({}))]),
+        _ => panic!("a bug in the client"),
+    });
+    let helper = Agent::builder("helper", helper)
+        .finish(crate::support::finish_tool())
+        .build()
+        .unwrap();
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("helper", "call", json!({"task": "Try."}))]),
+        _ => finish("went on"),
+    });
+    let session = session(agent(&client).sub_agent(SubAgent::new(&helper, "Panics."))).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let (text, success) = &results(&outcome)[0];
+    assert!(!success && text.contains("unexpectedly"), "{text}");
+    assert_eq!(outcome.ledger.reported_usage().total(), 3 * 15);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn spending_of_a_sub_agent_counts_against_its_callers_budget() {
     let helper = Scripted::new(|turn, _| match turn {
         9.. => finish("late"),
