@@ -1,5 +1,7 @@
 //! The server's side of the protocol: tools for an MCP client on standard input and output.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,13 +16,15 @@ use http::request::Parts;
 use rmcp::ServerHandler;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
-    Implementation, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig,
-    Tool,
+    Implementation, ListToolsResult, PaginatedRequestParams, ProgressNotificationParam,
+    ProgressToken, ServerCapabilities, ServerConfig, Tool,
 };
-use rmcp::service::{RequestContext, RoleServer, ServerInitializeError, serve_server_with_ct};
+use rmcp::service::{
+    Peer, RequestContext, RoleServer, ServerInitializeError, serve_server_with_ct,
+};
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS};
@@ -28,11 +32,15 @@ use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS};
 /// Time for cancelled calls to end by themselves once the connection has ended.
 const CALL_GRACE: Duration = Duration::from_secs(15);
 
+/// Interval at which running calls report progress, shorter than the time limits of clients.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Serves tools over standard input and output until the input ends or `cancellation` is cancelled. Calls that then run
 /// have a few seconds to end, are cancelled, and have 15 seconds to clean up.
 ///
-/// A request that the client cancels cancels its call. Messages have up to 16 MiB, and up to 16 calls run at once;
-/// further ones are refused. Nothing else may write to standard output.
+/// A request that the client cancels cancels its call. If the client asks for progress, it gets the seconds that a call has
+/// run, every five seconds. Messages have up to 16 MiB, and up to 16 calls run at once; further ones are refused. Nothing
+/// else may write to standard output.
 ///
 /// # Errors
 /// If the client does not begin with a handshake of the protocol.
@@ -106,9 +114,26 @@ impl ToolServer {
         let mut context = ToolContext::new(self.run, cx.id.to_string());
         context.cancellation = cx.ct;
         let called = AssertUnwindSafe(tool.call(arguments, context)).catch_unwind();
-        called
-            .await
-            .unwrap_or_else(|payload| Err(ToolError::from_panic(&*payload)))
+        let called = tokio::select! {
+            called = called => called,
+            never = report_progress(&cx.peer, cx.meta.get_progress_token()) => match never {},
+        };
+        called.unwrap_or_else(|payload| Err(ToolError::from_panic(&*payload)))
+    }
+}
+
+/// Reports how many seconds a call has run, if the client asked for that.
+async fn report_progress(peer: &Peer<RoleServer>, token: Option<ProgressToken>) -> Infallible {
+    let Some(token) = token else {
+        return pending().await;
+    };
+    let started = Instant::now();
+    loop {
+        sleep(PROGRESS_INTERVAL).await;
+        let seconds = started.elapsed().as_secs_f64().round();
+        let progress = ProgressNotificationParam::new(token.clone(), seconds);
+        // Without a connection, the call is cancelled.
+        let _ = peer.notify_progress(progress).await;
     }
 }
 
@@ -176,10 +201,45 @@ fn blocks(content: Content) -> Vec<ContentBlock> {
 #[cfg(test)]
 mod tests {
     use cantle_core::tool::ToolSpec;
-    use rmcp::ServiceExt as _;
+    use parking_lot::Mutex;
+    use rmcp::service::NotificationContext;
+    use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
     use serde_json::json;
 
     use super::*;
+
+    /// A client that keeps the progress that was reported to it.
+    #[derive(Clone, Default)]
+    struct Reported(Arc<Mutex<Vec<f64>>>);
+
+    impl ClientHandler for Reported {
+        async fn on_progress(
+            &self,
+            progress: ProgressNotificationParam,
+            _: NotificationContext<RoleClient>,
+        ) {
+            self.0.lock().push(progress.progress);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_calls_report_progress() {
+        let spec = ToolSpec::new("waits", "Waits.", json!({"type": "object"}));
+        let tool = DynTool::from_schema(spec, async |_, _| {
+            sleep(Duration::from_secs(12)).await;
+            Ok(ToolOutput::text("waited"))
+        });
+        let reported = Reported::default();
+        let (here, there) = tokio::io::duplex(1 << 16);
+        let (server, client) = tokio::join!(
+            ToolServer::new(vec![tool], None).serve(there),
+            reported.clone().serve(here)
+        );
+        let (_server, client) = (server.unwrap(), client.unwrap());
+        let call = CallToolRequestParams::new("waits");
+        client.call_tool(call).await.unwrap();
+        assert_eq!(*reported.0.lock(), [5.0, 10.0]);
+    }
 
     #[tokio::test]
     async fn a_tool_that_panics_is_a_failed_call() {
