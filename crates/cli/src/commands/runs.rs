@@ -331,11 +331,9 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
         }
         undelivered::remove(state, run.run).internal()?;
         locked.remove().internal()?;
+        count += 1;
     }
-    print(format!(
-        "{} removed\n",
-        plural(count + runs.len() as u64, "run", "runs")
-    ))
+    print(format!("{} removed\n", plural(count, "run", "runs")))
 }
 
 /// Returns the copy of the directory that a run works on.

@@ -93,7 +93,8 @@ async fn runs_list_show_and_rm() {
     insta::assert_snapshot!(shown.transcript(&env));
     assert_eq!(env.list(WORKSPACES).len(), 1);
 
-    let removed = env.run(["runs", "rm", id]).await;
+    // Given twice, it is one.
+    let removed = env.run(["runs", "rm", id, id]).await;
     assert_eq!(
         (removed.code, &*removed.stdout),
         (Some(0), "1 run removed\n"),
