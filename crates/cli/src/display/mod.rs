@@ -32,6 +32,7 @@ pub(crate) use self::style::Paint;
 use self::style::Style;
 pub(crate) use self::summary::{Summary, status_text};
 use crate::args::DisplayArgs;
+use crate::environment::variable;
 use crate::text::{clean, fit_end, one_line};
 
 /// How often [`Display::redraw`] has something new.
@@ -72,8 +73,7 @@ enum Mode {
 impl Display {
     /// Creates the display of a run.
     pub(crate) fn new(args: DisplayArgs) -> Self {
-        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let dumb = variable("TERM").is_some_and(|term| term == "dumb");
         let mode = match args {
             DisplayArgs { json: true, .. } => Mode::Json,
             DisplayArgs { quiet: true, .. } => Mode::Quiet,
@@ -84,7 +84,7 @@ impl Display {
             mode,
             verbose: args.verbose,
             paint: Paint {
-                on: mode == Mode::Live && !set("NO_COLOR"),
+                on: mode == Mode::Live && variable("NO_COLOR").is_none(),
             },
             view: RunView::default(),
             sub_agents: HashMap::new(),

@@ -17,6 +17,7 @@ use self::report::{Check, Report};
 use super::print;
 use crate::args::DoctorArgs;
 use crate::display::Paint;
+use crate::environment::variable;
 use crate::exit::{Code, Failure, FailureExt as _, cancelled_early};
 
 /// Maximum duration of one probe.
@@ -35,11 +36,10 @@ pub(crate) async fn perform(
         format!("{}\n", serde_json::to_string_pretty(&report).internal()?)
     } else {
         let terminal = std::io::stdout().is_terminal();
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let columns = console::Term::stdout().size_checked();
         let columns = columns.map(|(_, columns)| usize::from(columns));
         let paint = Paint {
-            on: terminal && !no_color,
+            on: terminal && variable("NO_COLOR").is_none(),
         };
         report.text(paint, columns.filter(|_| terminal))
     };
