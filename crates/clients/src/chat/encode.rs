@@ -28,12 +28,13 @@ const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}]}";
 const UNMARKED_END: &[u8] = b"}]}";
 
 /// Encoder of requests for a server type.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ChatEncoder {
-    key: EncodingKey,
+    server: Server,
     quirks: ServerQuirks,
     cache_marks: bool,
     strict_tools: bool,
+    omits_reasoning: bool,
 }
 
 impl ChatEncoder {
@@ -41,13 +42,30 @@ impl ChatEncoder {
         let quirks = server.quirks();
         let model = model.to_ascii_lowercase();
         Self {
-            // The encoding of a message depends only on the server type.
-            key: EncodingKey::new("chat", server as u64),
+            server,
             quirks,
             cache_marks: quirks.cache_marks
                 && (model.contains("claude") || model.contains("anthropic")),
             strict_tools: strict_tools && quirks.strict_tools,
+            omits_reasoning: false,
         }
+    }
+
+    /// Returns an encoder that leaves out the reasoning of earlier turns.
+    pub(super) fn without_reasoning(self) -> Self {
+        Self {
+            omits_reasoning: true,
+            ..self
+        }
+    }
+
+    /// Returns the key of encoded messages, with all that their encoding depends on.
+    fn key(&self) -> EncodingKey {
+        let dialect = match self.omits_reasoning {
+            true => "chat without reasoning",
+            false => "chat",
+        };
+        EncodingKey::new(dialect, self.server as u64)
     }
 
     /// Encodes a request. `params` is a JSON object without its closing brace; the output limit comes
@@ -72,7 +90,7 @@ impl ChatEncoder {
                 body.push(b",");
             }
             let forms = message.forms();
-            let bytes = forms.get_or_try_encode(self.key, || self.encode_message(message))?;
+            let bytes = forms.get_or_try_encode(self.key(), || self.encode_message(message))?;
             match bytes.strip_suffix(UNMARKED_END) {
                 Some(start) if marked.contains(&Some(index)) => body.extend([start, MARKED_END]),
                 _ => body.push(bytes),
@@ -133,6 +151,9 @@ impl ChatEncoder {
         let mut encoded = RequestMessage::new("assistant", Vec::new());
         let mut reasoning = String::new();
         for block in &message.blocks {
+            if self.omits_reasoning && is_reasoning(block) {
+                continue;
+            }
             let unsupported = || unsupported_block("Chat Completions", block, &message.id);
             match block {
                 AssistantBlock::Text {
@@ -184,6 +205,17 @@ impl ChatEncoder {
         }
         Ok(encoded)
     }
+}
+
+/// Returns whether a block is reasoning in one of the formats of this dialect.
+fn is_reasoning(block: &AssistantBlock) -> bool {
+    matches!(
+        block,
+        AssistantBlock::Reasoning { .. }
+            | AssistantBlock::SignedReasoning { .. }
+            | AssistantBlock::RedactedReasoning { .. }
+            | AssistantBlock::Opaque { .. }
+    )
 }
 
 /// Returns the `reasoning_details` of an opaque block from OpenRouter.

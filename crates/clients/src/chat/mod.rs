@@ -46,9 +46,8 @@
 //! - The name of a tool call is sent back with `_` for characters that some servers refuse.
 //! - A tool call without an id is sent back with a generated one, because here the id only links a call
 //!   to its result.
-//! - A block that the server does not support fails the request with
-//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported). Unsigned reasoning is
-//!   left out if the server has no field for it.
+//! - A block that the server does not support fails the request with [`LlmErrorKind::Unsupported`].
+//!   Unsigned reasoning is left out if the server has no field for it.
 //! - Log probabilities, if requested by extra parameters, are returned as `logprobs` in
 //!   [`TurnEnd::extra`](cantle_core::llm::TurnEnd::extra).
 //! - Every streamed request asks for usage, except from Mistral, which reports it anyway; if the server does
@@ -56,6 +55,8 @@
 //! - Requests to Mistral have a random `prompt_cache_key` for each client, unless extra parameters set one.
 //! - Requests for Anthropic models behind OpenRouter or LiteLLM have cache marks, as in Anthropic's own
 //!   dialect.
+//! - After an Anthropic model has rejected the signature of earlier thinking, for example because a conversation
+//!   continues with other tools, the request is sent again without the reasoning of earlier turns.
 //! - If the server counts the output limit against the context window (vLLM), the limit is reduced to
 //!   the remaining tokens.
 //!
@@ -67,7 +68,7 @@ mod server;
 mod turn;
 mod wire;
 
-use cantle_core::llm::{ChatRequest, LlmError};
+use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
 use serde_json::json;
 
@@ -191,9 +192,36 @@ impl WireProtocol for Chat {
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+        self.encode(self.encoder, request)
+    }
+
+    fn fallback_body(
+        &self,
+        request: &ChatRequest,
+        error: &LlmError,
+    ) -> Option<Result<Vec<u8>, LlmError>> {
+        is_thinking_rejected(error).then(|| self.encode(self.encoder.without_reasoning(), request))
+    }
+}
+
+impl Chat {
+    fn encode(&self, encoder: ChatEncoder, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
         let limit = self
             .output_limit
             .map(|limit| limit.for_messages(&request.messages));
-        self.encoder.body(&self.params, request, limit)
+        encoder.body(&self.params, request, limit)
     }
+}
+
+/// Returns whether an Anthropic model rejected the signature of earlier thinking: something before it has changed, or
+/// a router sent the request to a provider that cannot verify it. All thinking must then be left out, because each
+/// block also depends on those before it.
+/// <https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-checks>
+fn is_thinking_rejected(error: &LlmError) -> bool {
+    let message = error.to_string();
+    let is_in_message = |word: &str| message.contains(word);
+    error.kind() == LlmErrorKind::InvalidRequest
+        && ["Invalid", "signature", "thinking"]
+            .into_iter()
+            .all(is_in_message)
 }

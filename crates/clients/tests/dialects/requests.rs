@@ -9,7 +9,7 @@ use cantle_core::llm::{
     ChatRequest, InputModalities, LlmClient as _, LlmClientExt as _, LlmErrorKind, Prices,
     ToolSpecs,
 };
-use cantle_core::message::Message;
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
 use cantle_core::tool::ToolSpec;
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, Turn, Usage};
 use serde_json::{Map, Value, json};
@@ -231,6 +231,42 @@ async fn thinking_of_another_conversation_is_dropped_once_it_was_rejected() {
     );
     let usual = (None, json!({"type": "adaptive"}));
     assert_eq!(sent, [usual, dropping.clone(), dropping]);
+}
+
+#[tokio::test]
+async fn thinking_that_a_model_behind_a_proxy_rejects_is_left_out() {
+    let message = "litellm.BadRequestError: AnthropicException - messages.1.content.0: Invalid `signature` in \
+        `thinking` block. The block is bound to a different conversation.";
+    let body = json!({"error": {"message": message, "type": null, "code": "400"}});
+    let refused = Fault::Reply(Reply::new(400, "application/json", body.to_string()));
+    let script = Script::new()
+        .turn(Turn::text("Hello."))
+        .turn(Turn::text("Bye.").fault(refused));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let client = ChatClient::builder("anthropic/claude")
+        .base_url(server.url())
+        .server(Server::LiteLlm)
+        .build()
+        .unwrap();
+    let thinking = AssistantBlock::SignedReasoning {
+        signature: "sig".to_owned(),
+        content: "Hm.".to_owned(),
+    };
+    let turn = AssistantMessage::new(vec![thinking, AssistantBlock::text("Hello.")]);
+    let conversation = request([Message::user("Hi"), turn.into(), Message::user("Bye")]);
+    let answer = client.complete(conversation).await.unwrap();
+    assert_eq!(answer.message.text(), "Bye.");
+    let requests = server.requests().into_iter();
+    let sent: Vec<_> = requests
+        .map(|request| request.body()["messages"][1].clone())
+        .collect();
+    let text = json!([{"type": "text", "text": "Hello."}]);
+    let thinking = json!([{"type": "thinking", "thinking": "Hm.", "signature": "sig"}]);
+    let whole = json!({
+        "role": "assistant", "content": text, "reasoning_content": "Hm.", "thinking_blocks": thinking,
+    });
+    let rest = json!({"role": "assistant", "content": text});
+    assert_eq!(sent, [whole, rest]);
 }
 
 #[tokio::test]
