@@ -27,6 +27,10 @@ const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}]}";
 /// End of a message without a cache mark.
 const UNMARKED_END: &[u8] = b"}]}";
 
+/// Signature of calls that another model made, which Gemini does not verify.
+/// <https://ai.google.dev/gemini-api/docs/thought-signatures#faqs>
+const FOREIGN_SIGNATURE: &str = "skip_thought_signature_validator";
+
 /// Encoder of requests for a server type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChatEncoder {
@@ -39,8 +43,12 @@ pub(super) struct ChatEncoder {
 
 impl ChatEncoder {
     pub(super) fn new(server: Server, model: &str, strict_tools: bool) -> Self {
-        let quirks = server.quirks();
+        let mut quirks = server.quirks();
         let model = model.to_ascii_lowercase();
+        // Gemini requires signatures since version 3; Vertex AI also has models of others.
+        let mut older = ["gemini-1", "gemini-2"].into_iter();
+        let is_older = older.any(|name| model.contains(name));
+        quirks.signature_required &= model.contains("gemini") && !is_older;
         Self {
             server,
             quirks,
@@ -65,7 +73,8 @@ impl ChatEncoder {
             true => "chat without reasoning",
             false => "chat",
         };
-        EncodingKey::new(dialect, self.server as u64)
+        let required = u64::from(self.quirks.signature_required);
+        EncodingKey::new(dialect, self.server as u64 * 2 + required)
     }
 
     /// Encodes a request. `params` is a JSON object without its closing brace; the output limit comes
@@ -187,6 +196,13 @@ impl ChatEncoder {
                 AssistantBlock::Media(media) => encoded.content.push(media_part(media, quirks)?),
                 _ => return Err(unsupported()),
             }
+        }
+        // Gemini itself signs only the first of parallel calls.
+        if quirks.signature_required
+            && let Some(call) = encoded.tool_calls.first_mut()
+            && call.extra_content.is_none()
+        {
+            call.extra_content = Some(google_signature(FOREIGN_SIGNATURE));
         }
         // `reasoning_details` contain the same text.
         if (quirks.reasoning_required || !reasoning.is_empty())
@@ -332,12 +348,11 @@ struct RequestFunction<'a> {
 
 impl<'a> RequestToolCall<'a> {
     fn new(call: &'a ToolCall, quirks: &ServerQuirks) -> Self {
-        let signature = call.signature.as_ref();
-        let signature = signature.map(|text| json!({"thought_signature": text}));
+        let signature = call.signature.as_deref();
         let (litellm, google) = match quirks.signature {
             SignatureField::None => (None, None),
-            SignatureField::LiteLlm => (signature, None),
-            SignatureField::Google => (None, signature.map(|it| json!({"google": it}))),
+            SignatureField::LiteLlm => (signature.map(thought_signature), None),
+            SignatureField::Google => (None, signature.map(google_signature)),
         };
         // Generated ids are sent too: the provider only compares them with those of the results.
         Self {
@@ -351,6 +366,14 @@ impl<'a> RequestToolCall<'a> {
             extra_content: google,
         }
     }
+}
+
+fn thought_signature(signature: &str) -> Value {
+    json!({ "thought_signature": signature })
+}
+
+fn google_signature(signature: &str) -> Value {
+    json!({ "google": thought_signature(signature) })
 }
 
 /// Returns the id of a call as the server accepts it. It only links a call to its result.

@@ -37,6 +37,7 @@
 //! - Reasoning is read from `reasoning_content`, `reasoning`, `thinking_blocks` and
 //!   `reasoning_details`, and sent back in the field that the server reads. The signature of a tool
 //!   call is read and sent as LiteLLM's `provider_specific_fields` or Gemini's `extra_content`.
+//!   Calls of other models get the signature that Gemini documents for them.
 //! - `reasoning_details` are kept as an
 //!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning that they repeat.
 //! - A tool without parameters has no `parameters`. Schemas are sent unchanged, and without strict mode

@@ -68,6 +68,8 @@ pub(super) struct ServerQuirks {
     pub(super) reasoning_details: bool,
     /// Field for the signature of a tool call.
     pub(super) signature: SignatureField,
+    /// Whether the first tool call of a turn must have a signature.
+    pub(super) signature_required: bool,
     /// Whether ids of tool calls must have nine letters and digits.
     pub(super) short_call_ids: bool,
     /// Whether tool results contain the tool's name.
@@ -185,6 +187,7 @@ impl Server {
             thinking_blocks: true,
             reasoning_details: true,
             signature: SignatureField::LiteLlm,
+            signature_required: false,
             short_call_ids: false,
             result_names: true,
             video: VideoFormat::File,
@@ -260,6 +263,7 @@ impl Server {
             },
             Self::Gemini => ServerQuirks {
                 signature: SignatureField::Google,
+                signature_required: true,
                 result_names: true,
                 strict_tools: false,
                 ..strict

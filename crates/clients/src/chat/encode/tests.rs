@@ -301,6 +301,42 @@ fn requests_match_the_server_type() {
 }
 
 #[test]
+fn unsigned_calls_get_a_signature_where_it_is_required() {
+    let signed = |id: &str, signature: Option<&str>| {
+        let mut call = call(id);
+        call.signature = signature.map(str::to_owned);
+        AssistantBlock::ToolCall(call)
+    };
+    let turns = [
+        assistant(vec![signed("call_1", None), signed("call_2", None)]),
+        assistant(vec![signed("call_3", Some("sig")), signed("call_4", None)]),
+    ];
+    // The same messages for every model, so that one encoding is not taken for another.
+    let messages = turns.into_iter().map(Into::into).collect();
+    let request = ChatRequest::new(messages, ToolSpecs::default());
+    let sent = |model: &str| {
+        let body = ChatEncoder::new(Server::Gemini, model, false).body(HEAD, &request, None);
+        let body: Value = serde_json::from_slice(&body.unwrap()).unwrap();
+        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(turn, call): (usize, usize)| {
+            let call = &body["messages"][turn]["tool_calls"][call];
+            let signature = call.pointer("/extra_content/google/thought_signature");
+            signature.cloned().unwrap_or_default()
+        })
+    };
+    let skip = json!("skip_thought_signature_validator");
+    let (own, none) = (json!("sig"), Value::Null);
+    for (model, first) in [
+        ("google/gemini-2.5-pro", &none),
+        ("gemini-3-pro-preview", &skip),
+        ("gemini-flash-latest", &skip),
+        ("meta/llama-4", &none),
+    ] {
+        let expected = [first, &none, &own, &none].map(Value::clone);
+        assert_eq!(sent(model), expected, "{model}");
+    }
+}
+
+#[test]
 fn turns_without_reasoning_say_so_where_it_is_required() {
     let turn = || assistant(vec![AssistantBlock::text("Done.")]);
     let sent = |server| {
