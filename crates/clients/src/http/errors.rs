@@ -211,6 +211,9 @@ impl ErrorContext {
             {
                 "Use OpenAI Responses (`--api responses`) for this model.".to_owned()
             }
+            LlmErrorKind::InvalidRequest if error.to_string().contains("verified to stream") => {
+                "Verify the organization, or turn streaming off (`--no-stream`).".to_owned()
+            }
             LlmErrorKind::NotFound if mentions_model => {
                 format!("Check the model's name, `{model}`, and that {base_url} offers it.")
             }
@@ -318,8 +321,14 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
     let names: Vec<&str> = report.names.iter().map(String::as_str).collect();
     let has_name = |wanted: &[&str]| names.iter().any(|name| wanted.contains(name));
 
-    // OpenAI also sends 429 for an account without credit, where waiting does not help.
-    if has_name(&["insufficient_quota", "billing_hard_limit_reached"]) {
+    // Several providers also send 429 where waiting does not help: for an account without credit (OpenAI, Moonshot,
+    // Z.AI), and for a model that the free tier does not include (Gemini).
+    let quota_names = ["insufficient_quota", "billing_hard_limit_reached"];
+    let is_excluded = ["free_tier", "limit: 0"]
+        .iter()
+        .all(|part| report.message.contains(part));
+    let message = report.message.to_ascii_lowercase();
+    if has_name(&quota_names) || is_excluded || message.contains("insufficient balance") {
         return LlmErrorKind::Permission;
     }
     // Checked before overflows: errors about tokens per minute mention tokens and large requests, and

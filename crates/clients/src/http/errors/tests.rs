@@ -87,6 +87,35 @@ fn names_in_the_body_take_precedence() {
 }
 
 #[test]
+fn a_lasting_lack_of_quota_is_no_rate_limit() {
+    let kind = |message: &str, r#type: &str| {
+        let body = json!({"error": {"message": message, "type": r#type}}).to_string();
+        status_error(429, &[], body.as_bytes()).kind()
+    };
+    let balance =
+        "Your account org-1 is suspended due to insufficient balance, please recharge your account";
+    let excluded = "Quota exceeded for metric: generate_content_free_tier_requests, limit: 0, model: gemini-3.1-pro\n\
+        Please retry in 17.3s.";
+    let exceeded = excluded.replace("limit: 0", "limit: 20");
+    for (message, r#type, expected) in [
+        (
+            balance,
+            "exceeded_current_quota_error",
+            LlmErrorKind::Permission,
+        ),
+        (
+            "Insufficient balance or no resource package.",
+            "1113",
+            LlmErrorKind::Permission,
+        ),
+        (excluded, "", LlmErrorKind::Permission),
+        (&*exceeded, "", LlmErrorKind::RateLimited),
+    ] {
+        assert_eq!(kind(message, r#type), expected, "{message}");
+    }
+}
+
+#[test]
 fn the_message_is_found_in_every_format() {
     for body in [
         json!({"error": {"message": "M", "type": null, "param": null, "code": null}}),
@@ -200,6 +229,18 @@ fn models_that_need_responses_are_recognized() {
     assert_eq!(
         error.advice(),
         Some("Use OpenAI Responses (`--api responses`) for this model.")
+    );
+}
+
+#[test]
+fn organizations_that_may_not_stream_are_recognized() {
+    let message = "Your organization must be verified to stream this model.";
+    let body = json!({"error": {"message": message, "type": "invalid_request_error", "code": "unsupported_value"}});
+    let error = status_error(400, &[], body.to_string().as_bytes());
+    assert_eq!(error.kind(), LlmErrorKind::InvalidRequest);
+    assert_eq!(
+        error.advice(),
+        Some("Verify the organization, or turn streaming off (`--no-stream`).")
     );
 }
 
