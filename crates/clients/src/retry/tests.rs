@@ -8,6 +8,7 @@ use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
 use super::{Retry, RetryPolicy};
+use crate::limit::{RateLimiter, RateLimits};
 use crate::scripted::{ScriptedClient, done, failed};
 
 struct CallOutcome {
@@ -243,6 +244,21 @@ async fn delays_grow_up_to_the_cap() {
             "{failed:?} {bound}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_in_the_queue_of_the_limiter_is_no_time_for_retries() {
+    let client = ScriptedClient::new("m", |attempt| match attempt {
+        0..3 => vec![failed(LlmErrorKind::Server)],
+        _ => vec![done()],
+    });
+    let limits = RateLimits::default().with_requests_per_minute(1);
+    let policy = RetryPolicy::default().with_period(Duration::from_secs(30));
+    let retry = Retry::new(client, policy).with_limiter(RateLimiter::new(limits));
+    let begun = Instant::now();
+    let request = ChatRequest::new(Vec::new(), ToolSpecs::default());
+    assert!(retry.complete(request).await.is_ok());
+    assert!(begun.elapsed() > Duration::from_secs(150));
 }
 
 /// A call that waits for its next attempt holds no place in the queue of the limiter.
