@@ -25,7 +25,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 /// Deadline of every wait, generous for slow machines.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
 /// `nobody`.
 const NOBODY: u32 = 65_534;

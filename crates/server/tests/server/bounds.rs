@@ -1,8 +1,8 @@
 //! Bounds on what clients use: memory, connections, descriptors.
 
 use std::convert::Infallible;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use bytes::Bytes;
 use cantle_backends_local::LocalBackend;
@@ -241,6 +241,8 @@ async fn bounds_child_process() {
 struct LimitedServer {
     child: Child,
     client: TestServer,
+    /// The test harness of the server ends if it can't write to it.
+    _output: Lines<BufReader<ChildStdout>>,
 }
 
 impl LimitedServer {
@@ -258,13 +260,17 @@ impl LimitedServer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines.map(Result::unwrap).find_map(|line| {
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.by_ref().map(Result::unwrap).find_map(|line| {
             let address = line.strip_prefix("serving ")?;
             Some(address.parse().unwrap())
         });
         let client = client(address.expect("the server starts"));
-        Self { child, client }
+        Self {
+            child,
+            client,
+            _output: lines,
+        }
     }
 
     fn descriptors(&self) -> usize {

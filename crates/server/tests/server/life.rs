@@ -1,8 +1,8 @@
 //! Shutdown, pausing and resuming, and what remains afterwards.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cantle_backends_local::LocalBackend;
@@ -290,6 +290,8 @@ async fn server_child_process() {
 struct KilledServer {
     child: Child,
     address: std::net::SocketAddr,
+    /// The test harness of the server ends if it can't write to it.
+    _output: Lines<BufReader<ChildStdout>>,
 }
 
 impl KilledServer {
@@ -301,13 +303,17 @@ impl KilledServer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines.map(Result::unwrap).find_map(|line| {
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.by_ref().map(Result::unwrap).find_map(|line| {
             line.strip_prefix("serving ")
                 .map(|address| address.parse().unwrap())
         });
         let address = address.expect("the server starts");
-        Self { child, address }
+        Self {
+            child,
+            address,
+            _output: lines,
+        }
     }
 }
 
