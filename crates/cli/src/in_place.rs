@@ -141,6 +141,51 @@ impl InPlace {
         }
     }
 
+    /// Checks that what is protected is where it was when the run began: the policy of a resumed run names the same paths.
+    ///
+    /// # Errors
+    /// If commands have moved some of it with a directory above it, or may have.
+    pub(crate) fn check_unmoved(&self) -> anyhow::Result<()> {
+        let is_missing = |(path, identity): &(&PathBuf, &EntryIdentity)| {
+            let found = EntryIdentity::of(&self.directory.join(path));
+            matches!(identity, EntryIdentity::Inode { .. })
+                && !found.is_ok_and(|found| found == **identity)
+        };
+        let missing: Vec<_> = self.known().filter(is_missing).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        for entry in WalkDir::new(&self.directory).min_depth(1) {
+            let is_refused = |error: &walkdir::Error| {
+                let error = error.io_error().map(io::Error::kind);
+                error == Some(io::ErrorKind::PermissionDenied)
+            };
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if is_refused(&error) => {
+                    return Err(error).context(
+                        "what is protected in the directory was moved or replaced, and may be in one that can't be read",
+                    );
+                }
+                // It was removed meanwhile.
+                Err(_) => continue,
+            };
+            let Ok(found) = EntryIdentity::of(entry.path()) else {
+                continue;
+            };
+            if let Some((path, _)) = missing.iter().find(|(_, identity)| **identity == found) {
+                let shown = |path: &Path| display(&path.to_string_lossy());
+                bail!(
+                    "{} was moved to {}, where it would not be protected: move it back, or use --continue",
+                    shown(path),
+                    shown(entry.path())
+                );
+            }
+        }
+        // Programs of the user have removed or replaced it.
+        Ok(())
+    }
+
     /// Returns the path of the directory of results, if it is in this one.
     fn results(&self, output_dir: Option<&OutputDir>) -> anyhow::Result<Option<PathBuf>> {
         let Some(OutputDir::Given(path) | OutputDir::PerRun(path)) = output_dir else {

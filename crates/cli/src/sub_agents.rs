@@ -76,6 +76,9 @@ pub(crate) struct Caller<'a> {
     pub(crate) approvals: &'a Approvals,
     pub(crate) user: Option<&'a ChannelUser>,
     pub(crate) budget_usd: Option<f64>,
+    /// Whether the run changes a directory itself. Its commands could move what is protected there before the sandbox of a
+    /// sub-agent is opened, which would not protect it then: so there is only one.
+    pub(crate) in_place: bool,
 }
 
 /// Reads the sub-agents in a file.
@@ -192,7 +195,7 @@ impl SubAgentTable {
         let backend = Arc::clone(caller.backend);
         let agent = agent::complete(builder, backend, run.policy.clone(), settings, None)?;
         let mut sub_agent = SubAgent::new(&agent, &self.description).budget(self.budget.into());
-        if self.share_sandbox {
+        if self.share_sandbox || caller.in_place {
             sub_agent = sub_agent.share_sandbox();
         }
         if self.background {

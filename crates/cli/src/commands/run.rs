@@ -279,6 +279,7 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     let in_place = saved.in_place.clone();
     if let Some(in_place) = &in_place {
         in_place.check_results(output_dir.as_ref()).usage()?;
+        in_place.check_unmoved().usage()?;
     }
     let copied = workdir.as_ref().map(|it| it.copy.origin.display());
     let changed = in_place.as_ref().map(|it| it.directory.display());
@@ -410,6 +411,7 @@ impl Definition<'_> {
                 approvals: &approvals,
                 user: self.channel.as_ref(),
                 budget_usd: args.budget.budget_usd,
+                in_place: in_place.is_some(),
             };
             let mut web = extra_tools.web;
             for table in &self.sub_agents {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
-use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use serde_json::{Value, json};
 
 use crate::support::{Exited, TestEnv, wait_for_exit};
@@ -155,6 +155,57 @@ async fn servers_see_the_directory_as_their_entry_says_and_under_its_protections
     assert_eq!(env.read("repo/AGENTS.md"), "original\n");
 }
 
+/// Moves what is protected and puts something else in its place, unless that was done; then reads and changes it.
+const MOVE: &str = "cd \"$REPO\" || exit; \
+    [ -d moved ] || { mv packages moved && mkdir -p packages/a/.github && touch packages/a/.env; }; \
+    cat moved/a/.env; echo evil > moved/a/.github/ci.yml; true";
+
+/// Returns a server with this model, and `worker`, which runs [`MOVE`]; a directory `repo`; and the variable with its path.
+async fn on_moved(main: Script) -> (ScriptedServer, TestEnv, String) {
+    let worker = Script::new()
+        .turn(command(MOVE))
+        .turn(finish("Worked.", &[]));
+    let options = ServerOptions::new(main).model("worker", worker);
+    let server = ScriptedServer::start(options).await.unwrap();
+    let (_model, env) = on_repository("true").await;
+    let env = env.with_server(&server.url());
+    env.write("repo/packages/a/.env", "SECRET=2\n");
+    let variable = format!("REPO={}", env.path("repo").display());
+    (server, env, variable)
+}
+
+fn assert_still_protected(server: &ScriptedServer, env: &TestEnv) {
+    for request in server.requests() {
+        let body = request.body().to_string();
+        assert!(!body.contains("SECRET=2"), "{body}");
+    }
+    assert_eq!(env.read("repo/moved/a/.env"), "SECRET=2\n");
+    assert_eq!(env.read("repo/moved/a/.github/ci.yml"), "original\n");
+}
+
+#[tokio::test]
+async fn what_was_moved_stays_protected_from_sub_agents() {
+    let delegate = Turn::tool(ToolCall::new("helper", json!({"task": "Work."})));
+    let main = Script::new()
+        .turn(command(MOVE))
+        .turn(delegate)
+        .turn(finish("Done.", &[]));
+    let (server, env, variable) = on_moved(main).await;
+    env.write(
+        "agents.toml",
+        "[helper]\ndescription = \"Helps.\"\nmodel = \"worker\"\n",
+    );
+    let flags = ["--sub-agents", "agents.toml", "--env", &variable];
+    let exited = work(&env, &flags).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let requests = server.requests();
+    let of_worker = requests
+        .iter()
+        .filter(|request| request.body()["model"] == "worker");
+    assert_eq!(of_worker.count(), 2);
+    assert_still_protected(&server, &env);
+}
+
 #[tokio::test]
 async fn a_later_task_goes_on_in_the_directory() {
     let (_server, env) = on_repository("true").await;
@@ -193,6 +244,37 @@ async fn an_unfinished_run_is_resumed_in_the_directory() {
     assert_eq!(stopped.code, Some(3), "{stopped:?}");
     let resumed = here(&["run", "--resume", "last", "--max-turns", "5"]).await;
     assert_eq!(resumed.code, Some(0), "{resumed:?}");
+}
+
+#[tokio::test]
+async fn a_run_that_has_moved_what_is_protected_is_not_resumed() {
+    let main = Script::new()
+        .turn(command(MOVE))
+        .turn(command(MOVE))
+        .turn(finish("Done.", &[]));
+    let (server, env, variable) = on_moved(main).await;
+    let stopped = work(&env, &["--max-turns", "1", "--env", &variable]).await;
+    assert_eq!(stopped.code, Some(3), "{stopped:?}");
+    let resume = [
+        "run",
+        "--resume",
+        "last",
+        "--max-turns",
+        "5",
+        "--env",
+        &variable,
+    ];
+    let refused = env.run(resume).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let reason = "where it would not be protected";
+    assert!(refused.stderr.contains(reason), "{refused:?}");
+    assert_still_protected(&server, &env);
+
+    fs::remove_dir_all(env.path("repo/packages")).unwrap();
+    fs::rename(env.path("repo/moved"), env.path("repo/packages")).unwrap();
+    let resumed = env.run(resume).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_still_protected(&server, &env);
 }
 
 #[tokio::test]
