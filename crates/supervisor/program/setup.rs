@@ -62,7 +62,7 @@ impl CommandProfile {
 
     fn apply_with(&self, set_uid: fn(u32) -> sys::Result<()>) -> sys::Result<()> {
         for (resource, soft, hard) in &*self.limits {
-            sys::lower_limit(*resource, *soft, *hard)?;
+            sys::set_limit(*resource, *soft, *hard)?;
         }
         self.identity
             .map_or(Ok(()), |_| drop_privileges(self.identity, set_uid))

@@ -30,7 +30,10 @@ pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_u
         steps.add("set a resource limit", &step);
     };
     if is_confined {
-        for resource in [CORE, MESSAGE_QUEUES, NICE, REAL_TIME] {
+        // No file is as small. And if the host has a program for core dumps, the kernel passes it any but one that is limited
+        // to 1 (`do_coredump` in the kernel's `fs/coredump.c`).
+        set(CORE, 1, 1);
+        for resource in [MESSAGE_QUEUES, NICE, REAL_TIME] {
             set(resource, 0, 0);
         }
         if let Some(signals) = quotas::pending_signals() {

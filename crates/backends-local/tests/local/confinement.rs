@@ -10,6 +10,7 @@ use cantle_core::sandbox::{
     SandboxExt as _, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
+use rustix::process::{Resource, getrlimit};
 
 use crate::support::{open_under, path, read, run, stdout, write};
 
@@ -20,6 +21,17 @@ async fn commands_can_neither_slow_init_down_nor_limit_it() {
                 renice -n 5 -u $(id -u); prlimit --pid 1 --nofile=9:9; [ \"$(state)\" = \"$before\" ]";
     let ran = run(&*sandbox, line).await;
     assert_eq!(ran.exit.status, ExitStatus::Code(0), "{ran:?}");
+}
+
+/// A limit of 0 would be no limit for a program of the host that takes core dumps.
+#[tokio::test]
+async fn crash_leaves_no_core_file_and_starts_no_program_of_the_host() {
+    let sandbox = open_under(Policy::workspace()).await;
+    let own = getrlimit(Resource::Core).maximum.unwrap_or(u64::MAX).min(1);
+    let line = "python3 -c 'import resource; print(*resource.getrlimit(resource.RLIMIT_CORE))'; \
+                sh -c 'kill -SEGV $$' 2>/dev/null; ls";
+    assert_eq!(stdout(&*sandbox, line).await, format!("{own} {own}\n"));
+    sandbox.close().await.unwrap();
 }
 
 #[tokio::test]

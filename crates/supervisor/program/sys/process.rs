@@ -240,10 +240,10 @@ pub fn pause_us(microseconds: u32) {
     let _ = call!(35, time.as_ptr(), 0);
 }
 
-/// Lowers a resource limit of the calling process; never raises it.
-pub fn lower_limit(resource: u32, soft: u64, hard: u64) -> Result<()> {
-    change_limit(resource, |[now_soft, now_hard]| {
-        [soft.min(now_soft), hard.min(now_hard)]
+/// Sets a resource limit of the calling process; never raises the hard one.
+pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<()> {
+    change_limit(resource, |[_, now_hard]| {
+        [soft.min(now_hard), hard.min(now_hard)]
     })
 }
 
