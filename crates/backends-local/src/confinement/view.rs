@@ -125,17 +125,7 @@ pub(super) fn build(
         data: c"",
     };
     view.steps.add("make mounts private", &private);
-    let (work, temporary) = match storage {
-        Storage::Directory => (paths.work(), paths.temporary()),
-        Storage::Memory => {
-            view.memory(paths, &policy.limits)?;
-            view.directories_on(&paths.sized())?
-        }
-        Storage::Image => {
-            view.steps.attach_image(&paths.sized().base())?;
-            view.directories_on(&paths.sized())?
-        }
-    };
+    let (work, temporary) = view.own_directories(paths, storage, &policy.limits)?;
     let root = view.root.clone();
     view.steps
         .mount(c"tmpfs", &root, RESTRICTED, c"mode=755,size=4m")?;
@@ -192,25 +182,7 @@ pub(super) fn build(
             view.cover(path, path, RESTRICTED | ms::READ_ONLY)?;
         }
     }
-    // Parents before what is in them.
-    let mut roots: Vec<_> = write_roots.iter().chain(&read_only_parts).collect();
-    roots.sort();
-    for path in roots {
-        let host_path = view.host_path(path);
-        if read_only_parts.contains(path) {
-            // As it is seen there, with the same owners.
-            view.cover(&host_path, path, RESTRICTED | ms::READ_ONLY)?;
-            continue;
-        }
-        if view.is_covered(path) {
-            view.make_target(path)?;
-        }
-        match mapped_roots.iter().position(|root| root.path == *path) {
-            Some(number) => view.steps.bind_mapped(number, path, &host_path)?,
-            None => view.steps.bind(path, &host_path)?,
-        }
-        view.steps.set_attributes(&host_path, RESTRICTED)?;
-    }
+    view.mount_write_roots(&write_roots, &read_only_parts, mapped_roots)?;
     hidden.retain(|path| {
         let mut roots = write_roots
             .iter()
@@ -338,6 +310,21 @@ impl ViewBuilder<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
+    /// Prepares the medium of the sandbox's own files. Returns the paths of the working and the temporary directory.
+    fn own_directories(
+        &mut self,
+        paths: &HostPaths,
+        storage: Storage,
+        limits: &Limits,
+    ) -> Result<(PathBuf, PathBuf), SandboxError> {
+        match storage {
+            Storage::Directory => return Ok((paths.work(), paths.temporary())),
+            Storage::Memory => self.memory(paths, limits)?,
+            Storage::Image => self.steps.attach_image(&paths.sized().base())?,
+        }
+        self.directories_on(&paths.sized())
+    }
+
     /// Mounts a file system of limited size in memory.
     fn memory(&mut self, paths: &HostPaths, limits: &Limits) -> Result<(), SandboxError> {
         let options = memory::options(limits);
@@ -392,6 +379,35 @@ impl ViewBuilder<'_> {
         self.make_parents(path)?;
         self.steps.link(&self.host_path(path), target)?;
         self.links.insert(path.to_owned());
+        Ok(())
+    }
+
+    /// Mounts the write roots, and on top of them what is read-only there.
+    fn mount_write_roots(
+        &mut self,
+        write_roots: &[PathBuf],
+        read_only_parts: &[PathBuf],
+        mapped_roots: &[MappedRoot],
+    ) -> Result<(), SandboxError> {
+        // Parents before what is in them.
+        let mut roots: Vec<_> = write_roots.iter().chain(read_only_parts).collect();
+        roots.sort();
+        for path in roots {
+            let host_path = self.host_path(path);
+            if read_only_parts.contains(path) {
+                // As it is seen there, with the same owners.
+                self.cover(&host_path, path, RESTRICTED | ms::READ_ONLY)?;
+                continue;
+            }
+            if self.is_covered(path) {
+                self.make_target(path)?;
+            }
+            match mapped_roots.iter().position(|root| root.path == *path) {
+                Some(number) => self.steps.bind_mapped(number, path, &host_path)?,
+                None => self.steps.bind(path, &host_path)?,
+            }
+            self.steps.set_attributes(&host_path, RESTRICTED)?;
+        }
         Ok(())
     }
 

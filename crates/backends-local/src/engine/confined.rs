@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use cantle_command_driver::explain_oom_kill;
-use cantle_core::policy::{Network, Policy, Strictness};
+use cantle_core::policy::{Limits, Network, Policy, Strictness};
 use cantle_core::sandbox::{Enforcement, Exit, SandboxError, SandboxPath};
 use cantle_proxy::{Denials, Proxy, ProxySettings};
 use cantle_supervisor::wire::Order;
@@ -227,10 +227,10 @@ pub(crate) fn build(
     let had_image = root.has_image();
     let mut reasons = Vec::new();
     for (mode, storage) in candidates {
-        if let (true, Some(closed)) = (
-            identity.is_other && mode != Mode::Namespaces,
-            root.inaccessible_ancestor(identity.uid, identity.gid),
-        ) {
+        if identity.is_other
+            && mode != Mode::Namespaces
+            && let Some(closed) = root.inaccessible_ancestor(identity.uid, identity.gid)
+        {
             let why = format!(
                 "commands run as user {}, who can't search `{}`",
                 identity.uid,
@@ -270,59 +270,73 @@ pub(crate) fn build(
         }
         let image_fd = image.as_ref().map(AsFd::as_fd);
         let started = groups.join(|files| Supervisor::start(&plan.body, image_fd, files));
-        let (supervisor, outcome) = match started {
-            Ok(started) => started,
+        match started {
+            Ok(started) => {
+                return complete(root, request, &defaults, &plan, groups, started, &reasons);
+            }
             Err(error) if mode == Mode::Open => return Err(start_error(&plan, &error)),
             Err(error) => {
                 reasons.push(failure_reason(&plan, &error));
                 if image.is_some() && !had_image {
                     root.remove_image();
                 }
-                continue;
             }
-        };
-        let state = EnforcementState::new(&plan, request, &groups, &outcome);
-        let report = Enforcement::report_with_defaults(policy, &defaults, |field| {
-            state.enforced_by(field, policy)
-        });
-        let enforcement = check_enforced(policy, report, &reasons)?;
-        if policy.strictness == Strictness::Strict && is_confined(policy) && !state.has_filter {
-            let message =
-                "the kernel did not install the system call filter, which a strict policy needs";
-            return Err(SandboxError::unavailable(message).with_advice(
-                "Use a kernel with seccomp, or accept that it is missing (best effort).",
-            ));
         }
-        let listener = adopt_opened(root, &plan, outcome, request)?;
-        let proxy = match (listener, &policy.network) {
-            (Some(listener), Some(Network::Hosts(hosts))) => {
-                let proxy = Proxy::listen(listener, ProxySettings::new(hosts.clone()));
-                Some(proxy.map_err(|error| SandboxError::io("failed to start the proxy", error))?)
-            }
-            _ => None,
-        };
-        return Ok(BuiltEngine {
-            isolation: state.isolation(),
-            mechanisms: state.names(),
-            enforcement,
-            limits,
-            // As in its `/etc/passwd`.
-            user: (mode == Mode::Namespaces).then_some("user"),
-            proxy_variables: proxy
-                .as_ref()
-                .map_or_else(Vec::new, |_| cantle_proxy::variables(cantle_proxy::PORT)),
-            engine: Engine {
-                supervisor,
-                groups,
-                proxy,
-                has_terminals: state.has_terminals,
-                has_network: state.has_network,
-            },
-        });
     }
     // Only a disk image leads here: otherwise the last candidate returns in any case.
     reasons.push("its files are in a disk image, which takes namespaces and root".to_owned());
     Err(SandboxError::unavailable(reasons.join("; ")))
+}
+
+/// Completes the engine of a sandbox that was started, if that enforces the policy; `reasons` say why it may not.
+fn complete(
+    root: &mut Root,
+    request: ConfinementRequest<'_>,
+    defaults: &Limits,
+    plan: &Plan,
+    groups: Groups,
+    (supervisor, outcome): (Supervisor, SetupOutcome),
+    reasons: &[String],
+) -> Result<BuiltEngine, SandboxError> {
+    let policy = request.policy;
+    let state = EnforcementState::new(plan, request, &groups, &outcome);
+    let report = Enforcement::report_with_defaults(policy, defaults, |field| {
+        state.enforced_by(field, policy)
+    });
+    let enforcement = check_enforced(policy, report, reasons)?;
+    if policy.strictness == Strictness::Strict && is_confined(policy) && !state.has_filter {
+        let message =
+            "the kernel did not install the system call filter, which a strict policy needs";
+        return Err(SandboxError::unavailable(message).with_advice(
+            "Use a kernel with seccomp, or accept that it is missing (best effort).",
+        ));
+    }
+    let listener = adopt_opened(root, plan, outcome, request)?;
+    let proxy = match (listener, &policy.network) {
+        (Some(listener), Some(Network::Hosts(hosts))) => {
+            let proxy = Proxy::listen(listener, ProxySettings::new(hosts.clone()));
+            Some(proxy.map_err(|error| SandboxError::io("failed to start the proxy", error))?)
+        }
+        _ => None,
+    };
+    Ok(BuiltEngine {
+        isolation: state.isolation(),
+        mechanisms: state.names(),
+        enforcement,
+        limits: request.limits.clone(),
+        // As in its `/etc/passwd`.
+        user: (plan.mode == Mode::Namespaces).then_some("user"),
+        proxy_variables: proxy
+            .as_ref()
+            .map_or_else(Vec::new, |_| cantle_proxy::variables(cantle_proxy::PORT)),
+        engine: Engine {
+            supervisor,
+            groups,
+            proxy,
+            has_terminals: state.has_terminals,
+            has_network: state.has_network,
+        },
+    })
 }
 
 /// Adopts the descriptors that the steps have opened. Returns the proxy's socket.
