@@ -364,13 +364,17 @@ impl Server {
         Ok(live)
     }
 
-    /// Starts the server in its sandbox, and opens that if there is none.
+    /// Starts the server in its sandbox, and opens that if there is none. A sandbox that sees the workspace is opened only
+    /// once, before commands can move what is protected there: the paths of another one would protect something else.
     async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
         let prepared = self.prepared(stdio, state).await;
         let stdio = &prepared.map_err(|problem| hidden(problem, &stdio.secrets()))?;
+        let has_workspace =
+            matches!(&stdio.place, Place::Sandbox { workspace, .. } if workspace.is_some());
         if let Some(sandbox) = &state.sandbox {
             match self.start_in(stdio, &**sandbox).await {
-                Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}
+                Err(ConnectError::Sandbox(error))
+                    if error.kind() == SandboxErrorKind::Gone && !has_workspace => {}
                 started => return started,
             }
         }
