@@ -159,8 +159,8 @@ impl RelayOptions {
         });
         let both = |limit: Option<u64>| limit.map(|limit| (limit, limit));
         let limits = [
-            // The host's kernel decides where a core dump goes.
-            (CORE, Some((0, 0))),
+            // The only limit with which the host's kernel passes no core dump to a program of the host.
+            (CORE, Some((1, 1))),
             (CPU, cpu),
             (FILE_SIZE, both(self.limits.file_size_bytes)),
             (OPEN_FILES, both(self.limits.open_files)),

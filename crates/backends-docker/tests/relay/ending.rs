@@ -103,6 +103,18 @@ async fn commands_inherit_no_descriptors() {
     }
 }
 
+/// With a limit of 0, the kernel would pass core dumps to a program of the host.
+#[tokio::test(flavor = "multi_thread")]
+async fn core_dumps_of_commands_are_limited_to_one_byte() {
+    for backend in backends() {
+        let sandbox = backend.sandbox().await;
+        let line = "while read -r line; do case $line in 'Max core'*) echo $line;; esac; done < /proc/self/limits";
+        let output = sandbox.run(SpawnRequest::shell(line)).await.unwrap();
+        assert_eq!(output.stdout.text(), "Max core file size 1 1 bytes\n");
+        sandbox.close().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_of_another_user_have_the_system_call_filter() {
     if !is_root() {
