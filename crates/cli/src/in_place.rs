@@ -16,6 +16,7 @@ use cantle::core::escape::{for_display as display, join_up_to};
 use cantle::core::policy::{Policy, PolicyField, Strictness};
 use cantle::core::sandbox::{EnforcedBy, Sandbox, SandboxExt as _, SpawnRequest, reserved_name};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use walkdir::WalkDir;
 
@@ -88,7 +89,22 @@ impl InPlace {
             return Ok(None);
         };
         let directory = project_directory(directory)?;
-        let read_only = Reserved::find(&directory, &[]).entries;
+        let Reserved {
+            entries: read_only,
+            unreadable,
+        } = Reserved::find(&directory, &[]);
+        let is_own = |path: &&PathBuf| {
+            let uid = directory.join(path).symlink_metadata().map(|it| it.uid());
+            uid.is_ok_and(|uid| uid == geteuid().as_raw())
+        };
+        // Commands run as the same user, and can make them readable.
+        if let Some(path) = unreadable.iter().find(is_own) {
+            bail!(
+                "{} can't be read, so what commands must not see there is not known: make it readable, or work on a copy, \
+                 without --in-place",
+                display(&directory.join(path).to_string_lossy())
+            );
+        }
         let hidden = match include_secrets {
             true => BTreeMap::new(),
             false => secrets(&directory, &read_only)?,
