@@ -1,5 +1,7 @@
 //! Translates E2B's network settings to a policy. What can't be enforced is refused.
 
+use std::net::IpAddr;
+
 use cantle_core::policy::{HostPattern, Network, Policy};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -62,7 +64,15 @@ pub(super) fn restrict(
         return Ok(is_off.then_some(Network::Off));
     }
     if !denies_all && internet != Some(false) {
-        // Hosts allowed in addition to everything add nothing.
+        // Addresses allowed in addition to everything add nothing. E2B refuses names here, too: their client expects
+        // that all else is denied.
+        if let Some(host) = rules.allow_out.iter().find(|host| !is_address(host)) {
+            let message = format!(
+                "network.allowOut: allowing {host} needs network.denyOut with everything ({})",
+                ALL_ADDRESSES[0]
+            );
+            return Err(ApiError::bad_request(message));
+        }
         return Ok(None);
     }
     let hosts = rules.allow_out.iter().map(|host| host.parse());
@@ -84,6 +94,12 @@ pub(super) fn restrict(
         }
     }
     Ok(Some(Network::Hosts(hosts)))
+}
+
+/// Whether an entry of `allowOut` is an address or a range of addresses, and no name.
+fn is_address(entry: &str) -> bool {
+    let (address, _) = entry.split_once('/').unwrap_or((entry, ""));
+    address.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]
@@ -118,6 +134,8 @@ mod tests {
         assert_eq!(under(&granted, Some(false), "{}"), Some(Some(Network::Off)));
         assert_eq!(under(&granted, Some(true), "{}"), Some(None));
         assert_eq!(under(&granted, None, "{}"), Some(None));
+        let addresses = r#"{"allowOut":["10.0.0.0/8","::1"]}"#;
+        assert_eq!(under(&granted, None, addresses), Some(None));
         let null = r#"{"allowOut":null,"denyOut":null,"dnsServers":null,"httpsPorts":null}"#;
         assert_eq!(under(&granted, None, null), Some(None));
     }
@@ -129,6 +147,7 @@ mod tests {
             r#"{"allowOut":["other.example.org"],"denyOut":["0.0.0.0/0"]}"#,
             r#"{"allowOut":["10.0.0.0/8"],"denyOut":["0.0.0.0/0"]}"#,
             r#"{"denyOut":["10.0.0.0/8"]}"#,
+            r#"{"allowOut":["10.0.0.0/8","*.example.org"]}"#,
             r#"{"rules":{"a.example.org":[]}}"#,
             r#"{"dnsServers":["1.1.1.1"]}"#,
         ] {
