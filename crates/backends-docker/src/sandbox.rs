@@ -198,7 +198,8 @@ impl Sandbox for DockerSandbox {
             return Err(SandboxError::unsupported(message));
         };
         let shares_network = || shares_network(&self.container);
-        if *self.shares_network.get_or_try_init(shares_network).await? {
+        let shares_network = self.shares_network.get_or_try_init(shares_network).await;
+        if *self.map_gone(shares_network)? {
             let message = format!(
                 "port {port} can't be connected to: the container shares its machine's network"
             );
@@ -281,7 +282,13 @@ impl Drop for DockerSandbox {
 async fn shares_network(container: &Container) -> Result<bool, SandboxError> {
     let mut id = container.id.clone();
     for _ in 0..MAX_NETWORK_OWNERS {
-        let found = inspect(&container.engine, &id).await?;
+        let found = match inspect(&container.engine, &id).await {
+            // An error of this kind would say that no server listens on the port.
+            Err(error) if error.kind() == SandboxErrorKind::NotFound => {
+                return Err(removed(container, &id));
+            }
+            found => found?,
+        };
         let mode = found.host_config.and_then(|host| host.network_mode);
         match mode.as_deref().and_then(|it| it.strip_prefix("container:")) {
             Some(owner) => owner.clone_into(&mut id),
@@ -289,6 +296,18 @@ async fn shares_network(container: &Container) -> Result<bool, SandboxError> {
         }
     }
     Ok(true)
+}
+
+/// The error for a port of a container if that, or the owner of its network, was removed.
+fn removed(container: &Container, id: &str) -> SandboxError {
+    if id == container.id {
+        return SandboxError::gone(format!("the container {id} was removed"));
+    }
+    let message = format!(
+        "no port can be connected to: the container has the network of another one, {id}, which was removed"
+    );
+    SandboxError::unsupported(message)
+        .with_advice("That may have been its machine's network. Create the container again.")
 }
 
 /// Removes a container on a runtime of its own, and waits for it.

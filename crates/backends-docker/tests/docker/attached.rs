@@ -240,6 +240,23 @@ async fn ports_of_the_machine_are_not_connected_to() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_of_an_unknown_network_are_not_connected_to() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let owner = UserContainer::start(&engine, []);
+    let network = format!("container:{}", owner.id);
+    let container = UserContainer::start_in(&engine, &network, &[]);
+    let id = owner.id.clone();
+    drop(owner);
+    let sandbox = open(&container.backend()).await;
+    let error = sandbox.connect(80).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains(&id), "{error}");
+    sandbox.close().await.unwrap();
+}
+
 /// A volume that is removed on drop.
 struct UserVolume<'p> {
     engine: &'p TestEngine,
