@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
 use crate::container::{Container, inspect, remove};
-use crate::engine::Engine;
 use crate::engine::failure::request_failed;
 use crate::options::Options;
 use crate::owner::ContainerName;
@@ -312,18 +311,15 @@ fn removed(container: &Container, id: &str) -> SandboxError {
 
 /// Removes a container on a runtime of its own, and waits for it.
 fn remove_blocking(container: &Container) {
-    let (address, id) = (container.engine.address().to_string(), container.id.clone());
+    let Container { engine, id, .. } = container.clone();
     let work = move || -> Option<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .ok()?;
         let removed = runtime.block_on(async {
-            tokio::time::timeout(DROP_TIMEOUT, async {
-                let engine = Engine::connect(Some(&address)).await?;
-                remove(&engine, &id).await
-            })
-            .await
+            let removal = async { remove(&engine.reconnected()?, &id).await };
+            tokio::time::timeout(DROP_TIMEOUT, removal).await
         });
         removed.ok()?.ok()
     };
@@ -346,5 +342,46 @@ impl fmt::Debug for DockerSandbox {
             .field("id", &self.info.id)
             .field("container", &self.container.id)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpListener;
+    use std::path::Path;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::address::{Address, TlsFiles};
+
+    /// The first byte of a TLS handshake.
+    const HANDSHAKE: u8 = 22;
+
+    #[test]
+    fn container_of_an_engine_behind_tls_is_removed_through_tls() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tls/tests/fixtures");
+        let address = Address::Tcp {
+            host: listener.local_addr().unwrap().to_string(),
+            tls: Some(TlsFiles {
+                ca: fixtures.join("cert.pem"),
+                certificate: fixtures.join("missing"),
+                key: fixtures.join("missing"),
+            }),
+        };
+        let container = Container {
+            engine: Engine::unconnected(address).unwrap(),
+            id: "id".to_owned(),
+            sandbox: "sandbox".to_owned(),
+        };
+        let first = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let mut first = [0];
+            connection.read_exact(&mut first).unwrap();
+            first
+        });
+        remove_blocking(&container);
+        assert_eq!(first.join().unwrap(), [HANDSHAKE]);
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
+use bollard::{API_DEFAULT_VERSION, BollardRequest, ClientVersion, Docker};
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::SandboxError;
 use cantle_tls::{TlsError, TlsOptions};
@@ -89,7 +89,7 @@ impl Engine {
     /// Locates the engine and negotiates the API version.
     pub(crate) async fn connect(host: Option<&str>) -> Result<Self, SandboxError> {
         let address = with_locator(|locator| locator.address(host))?;
-        let docker = client(&address)?;
+        let docker = client(&address, API_DEFAULT_VERSION)?;
         let negotiated = tokio::time::timeout(CONNECT_TIMEOUT, docker.negotiate_version());
         let docker = match negotiated.await {
             Ok(Ok(docker)) => docker,
@@ -158,6 +158,46 @@ impl Engine {
         })
     }
 
+    /// An engine to which no request was sent.
+    #[cfg(test)]
+    pub(crate) fn unconnected(address: Address) -> Result<Self, SandboxError> {
+        let docker = client(&address, API_DEFAULT_VERSION)?;
+        let report = EngineReport {
+            address: address.to_string(),
+            version: String::new(),
+            api_version: String::new(),
+            platform: String::new(),
+            runtimes: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let limits = SupportedLimits {
+            memory: false,
+            swap: false,
+            processes: false,
+            tmpfs: false,
+        };
+        let facts = EngineFacts {
+            address,
+            report,
+            is_podman: false,
+            limits,
+            memory_bytes: None,
+            unremoved: Mutex::default(),
+        };
+        Ok(Self {
+            docker,
+            facts: Arc::new(facts),
+        })
+    }
+
+    /// Returns another client of the same engine, whose connections are of the current runtime.
+    pub(crate) fn reconnected(&self) -> Result<Self, SandboxError> {
+        Ok(Self {
+            docker: client(self.address(), &self.docker.client_version())?,
+            facts: Arc::clone(&self.facts),
+        })
+    }
+
     /// Returns the ids of containers that are still to be removed.
     pub(crate) fn unremoved(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.facts.unremoved.lock()
@@ -212,25 +252,21 @@ fn with_locator<T>(f: impl FnOnce(&EngineLocator<'_>) -> T) -> T {
     })
 }
 
-fn client(address: &Address) -> Result<Docker, SandboxError> {
+fn client(address: &Address, version: &ClientVersion) -> Result<Docker, SandboxError> {
     let client = match address {
         #[cfg(unix)]
-        Address::Socket(path) => Docker::connect_with_unix(
-            &path.to_string_lossy(),
-            REQUEST_SECONDS,
-            API_DEFAULT_VERSION,
-        ),
-        #[cfg(windows)]
-        Address::Pipe(name) => {
-            Docker::connect_with_named_pipe(name, REQUEST_SECONDS, API_DEFAULT_VERSION)
+        Address::Socket(path) => {
+            Docker::connect_with_unix(&path.to_string_lossy(), REQUEST_SECONDS, version)
         }
+        #[cfg(windows)]
+        Address::Pipe(name) => Docker::connect_with_named_pipe(name, REQUEST_SECONDS, version),
         Address::Tcp { host, tls: None } => {
-            Docker::connect_with_http(host, REQUEST_SECONDS, API_DEFAULT_VERSION)
+            Docker::connect_with_http(host, REQUEST_SECONDS, version)
         }
         Address::Tcp {
             host,
             tls: Some(tls),
-        } => return client_with_tls(host, tls),
+        } => return client_with_tls(host, tls, version),
         other => Err(bollard::errors::Error::UnsupportedURISchemeError {
             uri: other.to_string(),
         }),
@@ -239,7 +275,11 @@ fn client(address: &Address) -> Result<Docker, SandboxError> {
 }
 
 /// Connects through a connector of our own: bollard's needs a process-wide default crypto provider.
-fn client_with_tls(host: &str, files: &TlsFiles) -> Result<Docker, SandboxError> {
+fn client_with_tls(
+    host: &str,
+    files: &TlsFiles,
+    version: &ClientVersion,
+) -> Result<Docker, SandboxError> {
     let mut options = TlsOptions::new().with_extra_ca(&files.ca);
     // Like Docker's command line: without these files, no client certificate is presented.
     if files.certificate.exists() || files.key.exists() {
@@ -262,7 +302,7 @@ fn client_with_tls(host: &str, files: &TlsFiles) -> Result<Docker, SandboxError>
         },
         Some(format!("https://{host}")),
         REQUEST_SECONDS,
-        API_DEFAULT_VERSION,
+        version,
     )
     .map_err(|error| request_failed("failed to set up the container engine's client", &error))
 }
