@@ -34,18 +34,25 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 const RENAME_RACE: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
-/// Opens a sandbox in a new container.
+/// Opens a sandbox in a new container, or in a running one.
 async fn open(
     backend: &DockerBackend,
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-    // Unlike the rest, a pull or a build ends if the caller is dropped.
-    backend.image(&*cx.progress).await?;
+    if backend.container().is_none() {
+        // Unlike the rest, a pull or a build ends if the caller is dropped.
+        backend.image(&*cx.progress).await?;
+    }
     let (owned_backend, cx) = (backend.clone(), cx.clone());
     let (done, opened) = oneshot::channel();
-    // If it was interrupted, a container could remain that was created but not started.
+    // If it was interrupted, a container could remain that was created but not started, or the supervisor's file in a
+    // running one.
     backend.spawn_task(async move {
-        if let Err(Ok(sandbox)) = done.send(open_with_retry(&owned_backend, &cx).await)
+        let opened = match owned_backend.container() {
+            Some(container) => attach::open(&owned_backend, container, &cx).await,
+            None => open_with_retry(&owned_backend, &cx).await,
+        };
+        if let Err(Ok(sandbox)) = done.send(opened)
             && let Err(error) = sandbox.close().await
         {
             tracing::warn!(%error, "failed to close a sandbox whose opening was abandoned");
@@ -380,10 +387,7 @@ impl Backend for DockerBackend {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        match self.container() {
-            Some(container) => attach::open(self, container, &cx).await,
-            None => open(self, &cx).await,
-        }
+        open(self, &cx).await
     }
 
     async fn reattach(

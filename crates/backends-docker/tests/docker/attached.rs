@@ -110,6 +110,30 @@ async fn supervisor_leaves_no_file_in_a_container_of_an_ordinary_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn abandoned_opening_leaves_no_file() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, []);
+    let root = container.root();
+    let backend = container.backend();
+    let opening = backend.open(context_with(Policy::unconfined()));
+    let installed = async {
+        while !container.root().contains(".cantle-") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = installed => {}
+        opened = opening => drop(opened.unwrap()),
+    }
+    eventually("the removal of the supervisor's file", || {
+        container.root() == root
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn drop_ends_only_processes_of_the_sandbox() {
     let Some(engine) = TestEngine::from_env() else {
         return;
