@@ -155,10 +155,10 @@ async fn disk_image_limits_a_sandbox_that_is_kept() {
     let sandbox = soon(backend.reattach(&handle, context(&[]))).await.unwrap();
     assert_eq!(enforced_by(&*sandbox), sized);
     assert_eq!(read(&*sandbox, "kept").await, "kept\nmore\n");
-    // Removed files take no space on this machine either.
+    // Removed files take no space on this machine either, once the kernel has discarded their blocks.
     run(&*sandbox, "rm big; sync -f .").await;
-    let allocated = fs::metadata(&image).unwrap().blocks() * 512;
-    assert!(allocated < 4 * MIB, "{allocated}");
+    let allocated = || fs::metadata(&image).unwrap().blocks() * 512;
+    eventually("the image is small", || allocated() < 4 * MIB).await;
     sandbox.close().await.unwrap();
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     nothing_left(place.path()).await;
