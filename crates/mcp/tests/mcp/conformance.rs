@@ -54,16 +54,19 @@ async fn run_suite(role: &str, quick: &[(&str, &[&str])], subject: [&str; 2]) {
                 "{}/tests/mcp/conformance/{version}.yml",
                 env!("CARGO_MANIFEST_DIR")
             );
-            let ran = Command::new(&node)
+            let mut command = Command::new(&node);
+            command
                 .args([&*suite, role, "--spec-version", version])
                 .args(["--timeout", "120000", "--expected-failures", &expected])
                 .args(chosen)
                 .args(subject)
                 .stdin(Stdio::null())
-                .kill_on_drop(true)
-                .output()
-                .await
-                .unwrap();
+                .kill_on_drop(true);
+            let mut ran = command.output().await.unwrap();
+            if !ran.status.success() {
+                // Scenarios that measure time fail if the machine is loaded, also by the others of the suite.
+                ran = command.output().await.unwrap();
+            }
             if !ran.status.success() {
                 let out = String::from_utf8_lossy(&ran.stdout);
                 let err = String::from_utf8_lossy(&ran.stderr);
