@@ -2,6 +2,7 @@
 //! counted in between.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
@@ -9,6 +10,9 @@ use parking_lot::Mutex;
 
 use super::Root;
 use super::usage::{DiskUsage, Unreadable};
+
+/// How long usage is estimated while a command runs: space that others free hides what the sandbox takes.
+const MAX_ESTIMATES: Duration = Duration::from_secs(10);
 
 /// A field and its limit.
 pub(crate) type ExceededLimit = (PolicyField, u64);
@@ -57,6 +61,8 @@ struct MeterState {
     measured: Option<DiskUsage>,
     /// Usage of the file system then.
     file_system: Option<DiskUsage>,
+    /// The time of the last measurement that was no estimate.
+    walked: Option<Instant>,
     /// Usage of files that this process has written since.
     finished: DiskUsage,
     /// Usage of files that it is writing.
@@ -77,6 +83,7 @@ impl Root {
             let mut state = self.meter.state.lock();
             state.measured = Some(DiskUsage::default());
             state.file_system = self.used_in_file_system();
+            state.walked = Some(Instant::now());
         }
     }
 
@@ -115,18 +122,23 @@ impl Root {
             .flatten();
         let (finished_before, estimated) = {
             let state = self.meter.state.lock();
-            // Nothing in the sandbox can have grown by more.
+            // Nothing in the sandbox has grown by more, unless others have freed space.
             let grown = file_system
                 .zip(state.file_system)
                 .map(|(now, then)| now - then);
             let estimated = state.measured.zip(grown).map(|(used, grown)| used + grown);
-            (state.finished, estimated)
+            // Before and after a command, only what takes no time.
+            let is_recent = unreadable == Unreadable::MadeReadable
+                || state.walked.is_some_and(|it| it.elapsed() < MAX_ESTIMATES);
+            (state.finished, estimated.filter(|_| is_recent))
         };
-        let used = match estimated {
-            Some(used) if limits.exceeded(used).is_none() => used,
-            _ => self.used(unreadable, &|used| limits.exceeded(used).is_some()),
-        };
+        let estimated = estimated.filter(|used| limits.exceeded(*used).is_none());
+        let used = estimated
+            .unwrap_or_else(|| self.used(unreadable, &|used| limits.exceeded(used).is_some()));
         let mut state = self.meter.state.lock();
+        if estimated.is_none() {
+            state.walked = Some(Instant::now());
+        }
         state.measured = Some(used);
         state.file_system = file_system;
         // What was written meanwhile may be counted twice, until the next measurement.
@@ -262,5 +274,38 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.root.meter.state.lock();
         state.unfinished = state.unfinished - self.usage;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_core::ids::RunId;
+
+    use super::*;
+
+    #[test]
+    fn space_that_others_free_hides_growth_only_for_a_while() {
+        const LIMIT: u64 = 1 << 20;
+        let parent = tempfile::tempdir().expect("a directory");
+        let mut root = Root::create(parent.path(), RunId::new(), false).expect("a root");
+        let limits = FileLimits {
+            disk_bytes: Some(LIMIT),
+            is_default: true,
+            ..FileLimits::default()
+        };
+        root.set_limits(limits, true);
+        let file = root.host_paths().work().join("file");
+        std::fs::write(file, vec![1; 2 << 20]).expect("it is written");
+        // As if others had freed much since the last measurement.
+        let freed = DiskUsage {
+            bytes: 1 << 40,
+            inodes: 0,
+        };
+        let mut state = root.meter.state.lock();
+        state.file_system = state.file_system.map(|then| then + freed);
+        drop(state);
+        assert_eq!(root.exceeded_limit(), None);
+        root.meter.state.lock().walked = Instant::now().checked_sub(MAX_ESTIMATES);
+        assert_eq!(root.exceeded_limit(), Some((PolicyField::Disk, LIMIT)));
     }
 }
