@@ -4,7 +4,7 @@
 //! and what looks like a secret is hidden. No mount can keep a command from making new files with such names: those are
 //! renamed at the end of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -58,7 +58,7 @@ pub(crate) struct InPlace {
 }
 
 /// Tells an entry from another of the same name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum EntryIdentity {
     /// A link to this path. Commands can replace it.
     Link(PathBuf),
@@ -93,12 +93,12 @@ impl InPlace {
             entries: read_only,
             unreadable,
         } = Reserved::find(&directory, &[]);
-        let is_own = |path: &&PathBuf| {
-            let uid = directory.join(path).symlink_metadata().map(|it| it.uid());
-            uid.is_ok_and(|uid| uid == geteuid().as_raw())
+        let is_foreign = |path: &Path| {
+            let found = directory.join(path).symlink_metadata();
+            found.is_ok_and(|found| found.uid() != geteuid().as_raw())
         };
-        // Commands run as the same user, and can make them readable.
-        if let Some(path) = unreadable.iter().find(is_own) {
+        // Commands run as the same user: they can make a directory readable, and move what is too deep.
+        if let Some(path) = unreadable.iter().find(|path| !is_foreign(path)) {
             bail!(
                 "{} can't be read, so what commands must not see there is not known: make it readable, or work on a copy, \
                  without --in-place",
@@ -167,34 +167,31 @@ impl InPlace {
             matches!(identity, EntryIdentity::Inode { .. })
                 && !found.is_ok_and(|found| found == **identity)
         };
-        let missing: Vec<_> = self.known().filter(is_missing).collect();
+        let missing = self.known().filter(is_missing);
+        let missing: HashMap<_, _> = missing.map(|(path, identity)| (identity, path)).collect();
         if missing.is_empty() {
             return Ok(());
         }
         for entry in WalkDir::new(&self.directory).min_depth(1) {
-            let is_refused = |error: &walkdir::Error| {
-                let error = error.io_error().map(io::Error::kind);
-                error == Some(io::ErrorKind::PermissionDenied)
-            };
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if is_refused(&error) => {
-                    return Err(error).context(
-                        "what is protected in the directory was moved or replaced, and may be in one that can't be read",
-                    );
-                }
+            let found = entry.map_err(io::Error::from).and_then(|entry| {
+                let identity = EntryIdentity::of(entry.path())?;
+                Ok((identity, entry.into_path()))
+            });
+            let (identity, found) = match found {
+                Ok(found) => found,
                 // It was removed meanwhile.
-                Err(_) => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    let problem = "what is protected in the directory was moved or replaced, and may be where it can't be found";
+                    return Err(error).context(problem);
+                }
             };
-            let Ok(found) = EntryIdentity::of(entry.path()) else {
-                continue;
-            };
-            if let Some((path, _)) = missing.iter().find(|(_, identity)| **identity == found) {
+            if let Some(path) = missing.get(&identity) {
                 let shown = |path: &Path| display(&path.to_string_lossy());
                 bail!(
                     "{} was moved to {}, where it would not be protected: move it back, or use --continue",
                     shown(path),
-                    shown(entry.path())
+                    shown(&found)
                 );
             }
         }

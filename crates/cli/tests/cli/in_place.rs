@@ -277,6 +277,39 @@ async fn a_run_that_has_moved_what_is_protected_is_not_resumed() {
     assert_still_protected(&server, &env);
 }
 
+/// Puts the packages below a path that is too long for a system call, and something else in their place.
+const MOVE_DEEP: &str = "cd \"$REPO\" || exit; name=$(printf 'd%.0s' {1..200}); \
+    for i in {1..25}; do mkdir $name && cd $name || exit; done; mv \"$REPO/packages\" .; mkdir -p \"$REPO/packages/a/.github\"";
+
+#[tokio::test]
+async fn what_is_too_deep_to_be_found_is_refused() {
+    let main = Script::new()
+        .turn(command(MOVE_DEEP))
+        .turn(finish("Done.", &[]));
+    let (server, env, variable) = on_moved(main).await;
+    let stopped = work(&env, &["--max-turns", "1", "--env", &variable]).await;
+    assert_eq!(stopped.code, Some(3), "{stopped:?}");
+    let resume = [
+        "run",
+        "--resume",
+        "last",
+        "--max-turns",
+        "5",
+        "--env",
+        &variable,
+    ];
+    let resumed = env.run(resume).await;
+    assert_eq!(resumed.code, Some(2), "{resumed:?}");
+    assert!(
+        resumed.stderr.contains("may be where it can't be found"),
+        "{resumed:?}"
+    );
+    let new = work(&env, &["--env", &variable]).await;
+    assert_eq!(new.code, Some(2), "{new:?}");
+    assert!(new.stderr.contains("can't be read"), "{new:?}");
+    assert_eq!(server.requests().len(), 1);
+}
+
 #[tokio::test]
 async fn what_cant_be_protected_is_refused() {
     let (server, env) = on_repository("true").await;
