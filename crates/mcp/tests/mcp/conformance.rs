@@ -63,9 +63,9 @@ async fn run_suite(role: &str, quick: &[(&str, &[&str])], subject: [&str; 2]) {
                 .stdin(Stdio::null())
                 .kill_on_drop(true);
             let mut ran = command.output().await.unwrap();
-            if !ran.status.success() {
-                // If the machine is loaded, also by the other scenarios, those that measure time can fail, and those whose server
-                // asks a question before the client listens to it.
+            if !ran.status.success() && lane::is_full() {
+                // Side by side, scenarios that measure time can fail, and those whose server asks a question before the client
+                // listens to it.
                 ran = command.output().await.unwrap();
             }
             if !ran.status.success() {
