@@ -314,14 +314,7 @@ async fn a_sub_agent_that_finished_just_before_a_kill_reports_everything_and_lea
         .hooks(Hanging(reached.clone(), Mutex::new(true)))
         .build()
         .unwrap();
-    let session = agent.session(test_directory.kept()).await.unwrap();
-    let run = session.run("the task").unwrap();
-    let id = run.id();
-    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
-        .await
-        .unwrap();
-    drop(run);
-    drop(session);
+    let id = killed_at(&reached, &agent, &test_directory).await;
     // As where the process is killed before the helper's sandbox was removed.
     let own = test_directory.sandboxes();
     let from = format!("{}/.", copy.display());
@@ -358,6 +351,20 @@ async fn a_sub_agent_that_finished_just_before_a_kill_reports_everything_and_lea
     );
 }
 
+/// Drops a run of an agent when a point is reached, as if its process were killed.
+async fn killed_at(
+    reached: &CancellationToken,
+    agent: &Agent,
+    test_directory: &TestDirectory,
+) -> RunId {
+    let session = agent.session(test_directory.kept()).await.unwrap();
+    let run = session.run("the task").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+        .await
+        .unwrap();
+    run.id()
+}
+
 #[tokio::test]
 async fn a_sub_agent_that_answered_in_text_just_before_a_kill_is_not_asked_again() {
     let test_directory = TestDirectory::new();
@@ -379,14 +386,7 @@ async fn a_sub_agent_that_answered_in_text_just_before_a_kill_is_not_asked_again
         .hooks(Hanging(reached.clone(), Mutex::new(true)))
         .build()
         .unwrap();
-    let session = agent.session(test_directory.kept()).await.unwrap();
-    let run = session.run("the task").unwrap();
-    let id = run.id();
-    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
-        .await
-        .unwrap();
-    drop(run);
-    drop(session);
+    let id = killed_at(&reached, &agent, &test_directory).await;
 
     let outcome = test_directory.resume_to_end(&agent, id).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
