@@ -127,7 +127,7 @@ impl Root {
                 .zip(state.file_system)
                 .map(|(now, then)| now - then);
             let estimated = state.measured.zip(grown).map(|(used, grown)| used + grown);
-            // Before and after a command, only what takes no time.
+            // Before and after a command, a walk would delay it.
             let is_recent = unreadable == Unreadable::MadeReadable
                 || state.walked.is_some_and(|it| it.elapsed() < MAX_ESTIMATES);
             (state.finished, estimated.filter(|_| is_recent))
