@@ -61,7 +61,7 @@ pub(crate) async fn transport(
         .max_sse_event_size(MAX_MESSAGE_BYTES)
         .max_json_response_size(MAX_MESSAGE_BYTES);
     Ok(StreamableHttpClientTransport::with_client(
-        HttpClient(client),
+        HttpClient::new(client),
         config,
     ))
 }

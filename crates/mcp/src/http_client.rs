@@ -2,14 +2,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::header::{HeaderName, HeaderValue};
-use rmcp::model::{ClientJsonRpcMessage, ErrorCode, JsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage};
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
     StreamableHttpResponseLimits,
 };
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Time for a server to open the stream of its own requests before a tool is called without it.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How servers and SDKs say that they don't know a session.
 const UNKNOWN_SESSION: [&str; 6] = [
@@ -25,8 +31,22 @@ type Headers = HashMap<HeaderName, HeaderValue>;
 type HttpResult<T> = Result<T, StreamableHttpError<reqwest::Error>>;
 
 /// An HTTP client that gives each refusal to the request that was refused, and knows a lost session by its text.
+///
+/// It sends a tool call when the server has opened the stream of its own requests, or has refused to: the official SDK for
+/// TypeScript drops what a tool asks before that, so the call would never end.
 #[derive(Clone, Debug)]
-pub(crate) struct HttpClient(pub(crate) reqwest::Client);
+pub(crate) struct HttpClient {
+    client: reqwest::Client,
+    /// The latest session in which tools may be called.
+    callable: watch::Sender<Option<Arc<str>>>,
+}
+
+impl HttpClient {
+    pub(crate) fn new(client: reqwest::Client) -> Self {
+        let callable = watch::Sender::new(None);
+        Self { client, callable }
+    }
+}
 
 impl StreamableHttpClient for HttpClient {
     type Error = reqwest::Error;
@@ -58,8 +78,16 @@ impl StreamableHttpClient for HttpClient {
             JsonRpcMessage::Request(request) => Some(request.id.clone()),
             _ => None,
         };
-        let client = &self.0;
-        let mut answer = client
+        if has_session && is_call(&message) {
+            let mut callable = self.callable.subscribe();
+            let is_callable = callable.wait_for(|callable| *callable == session);
+            if timeout(STREAM_TIMEOUT, is_callable).await.is_err() {
+                // Later calls need not wait again.
+                self.callable.send_replace(session.clone());
+            }
+        }
+        let mut answer = self
+            .client
             .post_message_with_response_limits(uri, message, session, auth, headers, limits)
             .await;
         let Some(request) = request else {
@@ -99,7 +127,9 @@ impl StreamableHttpClient for HttpClient {
         auth: Option<String>,
         headers: Headers,
     ) -> HttpResult<()> {
-        self.0.delete_session(uri, session, auth, headers).await
+        self.client
+            .delete_session(uri, session, auth, headers)
+            .await
     }
 
     async fn get_stream(
@@ -110,8 +140,8 @@ impl StreamableHttpClient for HttpClient {
         auth: Option<String>,
         headers: Headers,
     ) -> HttpResult<BoxedSseResponse> {
-        self.0
-            .get_stream(uri, session, last_event, auth, headers)
+        let max_size = StreamableHttpResponseLimits::default().max_sse_event_size;
+        self.get_stream_with_max_sse_event_size(uri, session, last_event, auth, headers, max_size)
             .await
     }
 
@@ -124,9 +154,26 @@ impl StreamableHttpClient for HttpClient {
         headers: Headers,
         max_size: usize,
     ) -> HttpResult<BoxedSseResponse> {
-        self.0
-            .get_stream_with_max_sse_event_size(uri, session, last_event, auth, headers, max_size)
-            .await
+        // The stream of an answer resumes after its latest event.
+        let is_of_answer = last_event.is_some();
+        let of = session.clone();
+        let stream = self
+            .client
+            .get_stream_with_max_sse_event_size(uri, of, last_event, auth, headers, max_size)
+            .await;
+        if !is_of_answer {
+            self.callable.send_replace(session);
+        }
+        stream
+    }
+}
+
+fn is_call(message: &ClientJsonRpcMessage) -> bool {
+    match message {
+        JsonRpcMessage::Request(request) => {
+            matches!(request.request, ClientRequest::CallToolRequest(_))
+        }
+        _ => false,
     }
 }
 

@@ -64,8 +64,7 @@ async fn run_suite(role: &str, quick: &[(&str, &[&str])], subject: [&str; 2]) {
                 .kill_on_drop(true);
             let mut ran = command.output().await.unwrap();
             if !ran.status.success() && lane::is_full() {
-                // Side by side, scenarios that measure time can fail, and those whose server asks a question before the client
-                // listens to it.
+                // Side by side, scenarios that measure time can fail.
                 ran = command.output().await.unwrap();
             }
             if !ran.status.success() {

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::to_bytes;
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::ids::RunId;
@@ -254,6 +255,53 @@ async fn a_wrong_token_and_a_server_that_is_down_are_errors_without_the_url() {
     let error = refused(McpServer::http("web", "http://127.0.0.1:1/mcp?key=hidden")).await;
     assert!(error.contains("can't be reached: "), "{error}");
     assert!(!error.contains("hidden"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_waits_for_the_stream_of_the_servers_requests_but_not_forever() {
+    for (delay, is_open_before) in [(Duration::from_millis(500), true), (Duration::MAX, false)] {
+        let service = StreamableHttpService::new(
+            || {
+                Ok(TestServer {
+                    is_old: true,
+                    ..TestServer::default()
+                })
+            },
+            Arc::new(LocalSessionManager::default()),
+            StreamableHttpServerConfig::default(),
+        );
+        let is_open = Arc::new(AtomicBool::new(false));
+        let (called, mut was_open) = tokio::sync::mpsc::unbounded_channel();
+        let router = Router::new().fallback_service(service).layer(from_fn(
+            move |request: Request, next: Next| {
+                let (is_open, called) = (Arc::clone(&is_open), called.clone());
+                async move {
+                    if request.method() == Method::GET {
+                        tokio::time::sleep(delay).await;
+                        is_open.store(true, Ordering::Relaxed);
+                        return next.run(request).await;
+                    }
+                    let (head, body) = request.into_parts();
+                    let body = to_bytes(body, usize::MAX).await.unwrap();
+                    if String::from_utf8_lossy(&body).contains("tools/call") {
+                        called.send(is_open.load(Ordering::Relaxed)).unwrap();
+                    }
+                    next.run(Request::from_parts(head, body.into())).await
+                }
+            },
+        ));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        let task = tokio::spawn(async move {
+            let _ = axum::serve(listener, router).await;
+        });
+        let set = open(McpServer::http("web", url)).await;
+        let output = call(&*set, "web__echo", json!({"text": "late"})).await;
+        assert!(output.content.text().ends_with("late"), "{output:?}");
+        assert_eq!(was_open.try_recv(), Ok(is_open_before));
+        set.close().await.unwrap();
+        task.abort();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
