@@ -1,12 +1,14 @@
 //! Verification and resizing of images.
 //!
-//! Decoding is bounded, so that a small file with a huge image does no harm. All functions here block.
+//! Decoding is bounded, so that a small file with a huge image does no harm, nor do many images at the same time. All
+//! functions here block.
 //!
 //! Images within the limits are unchanged, except that BMP, which no provider accepts, becomes PNG, and
 //! an animation becomes its first frame, since providers reject or ignore the others. Larger images
 //! are scaled down: JPEG stays JPEG, other formats become PNG, or JPEG if the PNG is too large and the
 //! image is opaque.
 
+mod memory;
 mod picture;
 
 use self::picture::Picture;

@@ -14,6 +14,7 @@ use image::{
     AnimationDecoder as _, DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits,
 };
 
+use super::memory::{MEMORY, Reservation};
 use super::{ImageLimits, ImageSize, even};
 use crate::content::{Media, MediaError, MediaErrorKind};
 
@@ -21,6 +22,8 @@ use crate::content::{Media, MediaError, MediaErrorKind};
 const MAX_DECODED_PIXELS: u64 = 64_000_000;
 /// Memory limit of one decoder.
 const MAX_DECODER_BYTES: u64 = 300_000_000;
+/// Memory for a pixel beside the decoded image: state of the decoder, then copies of 8 bits per channel with and without alpha.
+const WORKING_BYTES_PER_PIXEL: u64 = 8;
 /// JPEG qualities, tried in order until the file is small enough.
 const QUALITIES: [u8; 3] = [85, 70, 50];
 /// Factor for each side if the file is still too large.
@@ -48,6 +51,7 @@ pub(super) struct Picture {
     format: ImageFormat,
     /// Whether providers accept the image's format.
     pub(super) is_supported: bool,
+    _memory: Reservation<'static>,
 }
 
 impl Picture {
@@ -67,6 +71,8 @@ impl Picture {
             return Err(MediaError::new(MediaErrorKind::TooLarge, message));
         }
         decoder.set_limits(decoder_limits()).map_err(failed)?;
+        let working_bytes = pixels.saturating_mul(WORKING_BYTES_PER_PIXEL);
+        let memory = MEMORY.reserve(decoder.total_bytes().saturating_add(working_bytes));
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         let is_still = match format {
@@ -86,6 +92,7 @@ impl Picture {
             orientation,
             format,
             is_supported: is_still && format != ImageFormat::Bmp,
+            _memory: memory,
         })
     }
 

@@ -16,7 +16,7 @@ fn noise(width: u32, height: u32) -> RgbImage {
     })
 }
 
-fn encoded(image: impl Into<DynamicImage>, format: ImageFormat) -> Media {
+pub(super) fn encoded(image: impl Into<DynamicImage>, format: ImageFormat) -> Media {
     let mut data = Cursor::new(Vec::new());
     image
         .into()
