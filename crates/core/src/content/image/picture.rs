@@ -20,6 +20,9 @@ use crate::content::{Media, MediaError, MediaErrorKind};
 
 /// Maximum pixels of a decoded image: about 200 MB, more than current cameras produce.
 const MAX_DECODED_PIXELS: u64 = 64_000_000;
+/// Maximum width, and maximum height, of a decoded image. Scaling takes 32 bytes and more for each pixel of a row: 2 GB if
+/// all pixels were in one.
+const MAX_DECODED_SIDE: u32 = 1_000_000;
 /// Memory limit of one decoder.
 const MAX_DECODER_BYTES: u64 = 300_000_000;
 /// Memory for a pixel beside the decoded image: state of the decoder, then copies of 8 bits per channel with and without alpha.
@@ -189,6 +192,8 @@ fn reader(media: &Media, format: ImageFormat) -> ImageReader<Cursor<&Bytes>> {
 
 fn decoder_limits() -> Limits {
     let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_DECODED_SIDE);
+    limits.max_image_height = Some(MAX_DECODED_SIDE);
     limits.max_alloc = Some(MAX_DECODER_BYTES);
     limits
 }

@@ -279,6 +279,10 @@ fn decompression_bombs_are_not_decoded() {
         let (kind, message) = error(&Media::image(data).expect("by its first bytes"));
         assert_eq!(kind, MediaErrorKind::TooLarge, "{message}");
     }
+    // It could be decoded, but scaling it would take a gibibyte for 32 million pixels.
+    let line = encoded(GrayImage::new(1_000_001, 1), ImageFormat::Png);
+    let message = "the image is too large: its sides are more than is decoded";
+    assert_eq!(error(&line), (MediaErrorKind::TooLarge, message.to_owned()));
 }
 
 #[cfg(target_os = "linux")]
