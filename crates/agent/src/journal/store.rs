@@ -217,6 +217,8 @@ impl RunStore {
         let directory = self.run_directory(header.run);
         // A run appears with its first record, so that a killed process leaves no run without one.
         let new = self.directory.join(format!("{NEW}{}", header.run));
+        let changed = changed_by_creating(&self.directory)
+            .map_err(|error| StoreError::io("create", &new, &error))?;
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder
@@ -226,7 +228,9 @@ impl RunStore {
         let begin = || -> io::Result<File> {
             let file = self.write_header(&new, header)?;
             fs::rename(&new, &directory)?;
-            File::open(&self.directory)?.sync_all()?;
+            for directory in &changed {
+                File::open(directory)?.sync_all()?;
+            }
             Ok(file)
         };
         match begin() {
@@ -343,6 +347,16 @@ impl KeptRun {
     pub fn sub_agents(&self) -> (Vec<Self>, Vec<StoreError>) {
         sub_agents(&self.directory)
     }
+}
+
+/// Returns a directory in which a file is to be created, those of its parents that do not exist yet, and the one that does:
+/// their entries are durable only once they are synced.
+fn changed_by_creating(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let directory = std::path::absolute(directory)?;
+    let is_missing = |directory: &&Path| !directory.exists();
+    let missing = directory.ancestors().take_while(is_missing).count();
+    let changed = directory.ancestors().take(missing + 1);
+    Ok(changed.map(Path::to_owned).collect())
 }
 
 /// Returns whether a run's directory has a journal with a first record, or one that can't be read.

@@ -64,6 +64,30 @@ fn time_counts_while_a_process_works_and_not_between() {
 }
 
 #[test]
+fn every_directory_that_gets_an_entry_is_synced() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path().join("runs"));
+    let run = RunId::new();
+    let [agents, of_call] = [
+        store.run_directory(run).join("agents"),
+        store.of_call(run, "c").directory,
+    ];
+    assert_eq!(
+        changed_by_creating(store.directory()).unwrap(),
+        [store.directory(), directory.path()]
+    );
+    drop(store.begin_blocking(header(run)).unwrap());
+    assert_eq!(
+        changed_by_creating(store.directory()).unwrap(),
+        [store.directory()]
+    );
+    assert_eq!(
+        changed_by_creating(&of_call).unwrap(),
+        [of_call, agents, store.run_directory(run)]
+    );
+}
+
+#[test]
 fn an_existing_run_is_not_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path().join("runs"));
