@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use cantle_core::escape::shorten;
 use cantle_tls::ClientConfig;
 use flate2::read::MultiGzDecoder;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
@@ -13,7 +14,13 @@ use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use url::Url;
 
+use crate::document::media_type;
 use crate::error::{WebError, WebErrorKind};
+
+/// Maximum length of a type's name, and of that of a subtype (RFC 6838, 4.2).
+const MAX_TYPE_NAME_BYTES: usize = 127;
+/// Maximum number of characters of an unknown encoding that are shown.
+const MAX_SHOWN_CHARS: usize = 40;
 
 const USER_AGENT: &str = concat!(
     "Mozilla/5.0 (compatible; Cantle/",
@@ -121,10 +128,16 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Returns the value of `Content-Type`.
+/// Returns the value of `Content-Type` if its type is valid: the model reads the type, outside of the data of the page.
 pub(crate) fn content_type(response: &Response) -> Option<String> {
     let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
-    Some(value.to_owned())
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&^_.+-".contains(&byte);
+    let is_name = |name: &str| {
+        (1..=MAX_TYPE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_name_byte)
+    };
+    let kind = media_type(value);
+    let (kind, subtype) = kind.split_once('/')?;
+    (is_name(kind) && is_name(subtype)).then(|| value.to_owned())
 }
 
 /// Reads a body of at most `limit` bytes, encoded and decoded.
@@ -140,6 +153,7 @@ pub(crate) async fn read_body(
         // As in browsers, a name that is no encoding, such as that of a charset, means nothing.
         None | Some("" | "identity" | "none" | "utf-8" | "utf8" | "binary") => false,
         Some(encoding) => {
+            let encoding = shorten(encoding, MAX_SHOWN_CHARS);
             let message =
                 format!("`{host}` used the encoding `{encoding}`, which was not asked for");
             let advice = "Use another source.";
