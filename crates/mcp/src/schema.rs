@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
     }
     let root = Value::Object(schema.clone());
     let mut properties: IndexMap<&String, Vec<&Value>> = IndexMap::new();
-    let mut required: Vec<&Value> = Vec::new();
+    let mut required: IndexSet<&Value> = IndexSet::new();
     let mut is_open = false;
     let mut pending = VecDeque::from([(&root, true)]);
     // References can form cycles.
@@ -36,10 +36,8 @@ pub(crate) fn flattened(schema: &JsonObject) -> Option<JsonObject> {
                 alternatives.push(property);
             }
         }
-        for name in list(branch, "required") {
-            if is_mandatory && !required.contains(&name) {
-                required.push(name);
-            }
+        if is_mandatory {
+            required.extend(list(branch, "required"));
         }
         let rest = branch.get("additionalProperties");
         is_open |= rest.is_some_and(|rest| *rest != Value::Bool(false));
@@ -228,6 +226,17 @@ mod tests {
                 "{branch}"
             );
         }
+    }
+
+    #[test]
+    fn a_long_list_that_is_repeated_is_merged_soon() {
+        let names: Vec<_> = (0..8_000).map(|number| number.to_string()).collect();
+        let all = json!({"required": names});
+        let schema =
+            json!({"allOf": vec![json!({"$ref": "#/$defs/all"}); 49], "$defs": {"all": all}});
+        let expected = json!({"required": names, "$defs": {"all": all}});
+        // Comparing each name with the others would take too long.
+        assert_eq!(flat(&schema), Some(expected));
     }
 
     #[test]
