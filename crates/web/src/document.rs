@@ -1,6 +1,6 @@
 //! From a response's bytes to text: charset, and HTML to Markdown.
 
-use dom_query::Document;
+use dom_query::{Document, NodeRef};
 use dom_smoothie::{Config, Readability, TextMode};
 use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
 
@@ -10,6 +10,8 @@ use crate::scan::{MAX_DEPTH, scan};
 const MAX_ELEMENTS: usize = 100_000;
 /// Maximum of the bytes of text and URLs that extraction writes, at all levels together.
 const MAX_COST: usize = 64 << 20;
+/// Elements of which extraction resolves more than `href`.
+const MEDIA: [&str; 6] = ["audio", "figure", "img", "picture", "source", "video"];
 /// Part of a page that may declare its charset (HTML, 13.2.3.2).
 const CHARSET_SCAN_BYTES: usize = 1024;
 
@@ -159,9 +161,7 @@ fn is_too_costly(document: &Document, url: &str) -> bool {
     while let Some((node, depth)) = pending.pop() {
         if node.is_element() {
             elements += 1;
-            let links = ["href", "src", "srcset", "poster"];
-            let links = links.iter().filter(|name| node.has_attr(name)).count();
-            cost += 16 * depth + base * links;
+            cost = cost.saturating_add(16 * depth + base.saturating_mul(links(&node)));
         } else if node.is_text() {
             cost = cost.saturating_add(depth * node.text().len());
         }
@@ -172,6 +172,18 @@ fn is_too_costly(document: &Document, url: &str) -> bool {
         pending.extend(node.children_it(false).map(|child| (child, depth + 1)));
     }
     false
+}
+
+/// Returns the maximum number of URLs of an element that extraction resolves.
+fn links(node: &NodeRef<'_>) -> usize {
+    let name = node.node_name();
+    if name.is_none_or(|name| !MEDIA.contains(&&*name)) {
+        return usize::from(node.has_attr("href"));
+    }
+    // Any attribute may be taken for a `srcset`, which has at most as many URLs as words.
+    let words = |value: &str| 1 + value.bytes().filter(u8::is_ascii_whitespace).count();
+    let attributes = node.attrs();
+    attributes.iter().map(|it| words(&it.value)).sum()
 }
 
 #[cfg(test)]

@@ -102,7 +102,10 @@ fn charsets_are_declared_found_or_guessed() {
 #[test]
 fn small_pages_do_not_become_large_texts() {
     let base = format!("<base href=\"http://example.com/{}\">", "a".repeat(10_000));
+    let (words, urls) = ("<p>many words ".repeat(100), "?a, ".repeat(10_000));
     for html in [
+        format!("{base}{words}<img srcset=\"{urls}\">"),
+        format!("{base}{words}<img data-a=\"x.jpg 1x, {urls}\">"),
         base + &"<p>many words <a href=\"?b\">link</a>".repeat(1_500),
         "<ul><li>x".repeat(250) + &"<li>word ".repeat(10_000),
         "<blockquote>".repeat(500) + &"<p>word ".repeat(10_000),
