@@ -10,6 +10,8 @@ use crate::scan::{MAX_DEPTH, scan};
 const MAX_ELEMENTS: usize = 100_000;
 /// Maximum of the bytes of text and URLs that extraction writes, at all levels together.
 const MAX_COST: usize = 64 << 20;
+/// Maximum of the bytes of the title in all its comparisons with headings.
+const MAX_COMPARED: usize = 8 << 20;
 /// Elements of which extraction resolves more than `href`.
 const MEDIA: [&str; 6] = ["audio", "figure", "img", "picture", "source", "video"];
 /// Part of a page that may declare its charset (HTML, 13.2.3.2).
@@ -118,12 +120,21 @@ fn extract(html: &str, url: &str) -> Option<String> {
         return None;
     }
     let code_blocks = document.select("pre").length();
+    let headings = document.select("h1, h2").length();
     let config = Config {
         text_mode: TextMode::Markdown,
+        // It would compare the title of each block of JSON-LD with the page's own.
+        disable_json_ld: true,
         ..Config::default()
     };
-    let page = Readability::with_document(document, Some(url), Some(config));
-    let Ok(article) = page.and_then(|mut page| page.parse()) else {
+    let Ok(mut page) = Readability::with_document(document, Some(url), Some(config)) else {
+        return Some(whole(html));
+    };
+    let metadata = page.get_article_metadata(None);
+    if metadata.title.len().saturating_mul(headings) > MAX_COMPARED {
+        return None;
+    }
+    let Ok(article) = page.parse() else {
         return Some(whole(html));
     };
     // Of a page in several parts, one may be taken for all of it.

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 fn to_markdown(html: &str, url: &str) -> String {
@@ -119,6 +121,21 @@ fn small_pages_do_not_become_large_texts() {
         );
         assert!(text.len() < html.len(), "{} of {}", text.len(), html.len());
     }
+}
+
+#[test]
+fn a_long_title_is_not_compared_with_many_others() {
+    let title = format!("<title>{}</title>", "word ".repeat(100_000));
+    let headings = "<h2>other</h2>".repeat(1_000);
+    let text = to_markdown(&format!("{title}{headings}"), "https://example.com/");
+    assert!(text.contains("\nother\n") && !text.contains('#'));
+    let context = concat!("https://schema", ".org");
+    let block = json!({
+        "@context": context, "@type": "Article", "name": " ", "headline": "other",
+    });
+    let blocks = format!("<script type=\"application/ld+json\">{block}</script>").repeat(1_000);
+    let html = format!("{title}{blocks}<p>the text");
+    assert!(to_markdown(&html, "https://example.com/").contains("the text"));
 }
 
 #[test]
