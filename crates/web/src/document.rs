@@ -1,6 +1,6 @@
 //! From a response's bytes to text: charset, and HTML to Markdown.
 
-use dom_query::{Document, NodeRef};
+use dom_query::{Document, Element};
 use dom_smoothie::{Config, Readability, TextMode};
 use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
 
@@ -12,6 +12,8 @@ const MAX_ELEMENTS: usize = 100_000;
 const MAX_COST: usize = 64 << 20;
 /// Maximum of the bytes of the title in all its comparisons with headings.
 const MAX_COMPARED: usize = 8 << 20;
+/// Maximum number of attributes of an element and its parents: extraction adds those of a `div` to the one in it.
+const MAX_ATTRIBUTES: usize = 2_000;
 /// Elements of which extraction resolves more than `href`.
 const MEDIA: [&str; 6] = ["audio", "figure", "img", "picture", "source", "video"];
 /// Part of a page that may declare its charset (HTML, 13.2.3.2).
@@ -161,40 +163,44 @@ fn whole(html: &str) -> String {
 /// Whether the work on a parsed page is not bounded by its size.
 ///
 /// This is the parser's own view, so nothing is hidden. Extraction recurses to the page's depth; each level of a list
-/// or quote is written once more, with its lines indented; and each link is resolved against the page's URL.
+/// or quote is written once more, with its lines indented; each link is resolved against the page's URL; and each
+/// attribute that is added to an element is compared with all others.
 fn is_too_costly(document: &Document, url: &str) -> bool {
     let bases = document.select("base[href]");
     let lengths = bases.iter().filter_map(|it| Some(it.attr("href")?.len()));
     let base = lengths.chain([url.len()]).max().unwrap_or_default();
     let (mut elements, mut cost) = (0_usize, 0_usize);
     let root = document.root();
-    let mut pending: Vec<_> = root.children_it(false).map(|node| (node, 1)).collect();
-    while let Some((node, depth)) = pending.pop() {
-        if node.is_element() {
+    let children = root.children_it(false);
+    let mut pending: Vec<_> = children.map(|node| (node, 1, 0)).collect();
+    while let Some((node, depth, mut attributes)) = pending.pop() {
+        if let Some(element) = node.element_ref() {
             elements += 1;
-            cost = cost.saturating_add(16 * depth + base.saturating_mul(links(&node)));
+            attributes += element.attrs.len();
+            cost = cost.saturating_add(16 * depth + base.saturating_mul(links(&element)));
         } else if node.is_text() {
             cost = cost.saturating_add(depth * node.text().len());
         }
         // What the parser adds (`html`, `head`, `tbody`) is beyond the limit of the scan.
-        if depth > MAX_DEPTH + 16 || elements > MAX_ELEMENTS || cost > MAX_COST {
+        let is_deep = depth > MAX_DEPTH + 16 || attributes > MAX_ATTRIBUTES;
+        if is_deep || elements > MAX_ELEMENTS || cost > MAX_COST {
             return true;
         }
-        pending.extend(node.children_it(false).map(|child| (child, depth + 1)));
+        let children = node.children_it(false);
+        pending.extend(children.map(|child| (child, depth + 1, attributes)));
     }
     false
 }
 
 /// Returns the maximum number of URLs of an element that extraction resolves.
-fn links(node: &NodeRef<'_>) -> usize {
-    let name = node.node_name();
-    if name.is_none_or(|name| !MEDIA.contains(&&*name)) {
-        return usize::from(node.has_attr("href"));
+fn links(element: &Element) -> usize {
+    let attributes = element.attrs.iter();
+    if !MEDIA.contains(&&*element.name.local) {
+        return attributes.filter(|it| &*it.name.local == "href").count();
     }
     // Any attribute may be taken for a `srcset`, which has at most as many URLs as words.
     let words = |value: &str| 1 + value.bytes().filter(u8::is_ascii_whitespace).count();
-    let attributes = node.attrs();
-    attributes.iter().map(|it| words(&it.value)).sum()
+    attributes.map(|it| words(&it.value)).sum()
 }
 
 #[cfg(test)]

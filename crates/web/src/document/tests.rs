@@ -124,6 +124,15 @@ fn small_pages_do_not_become_large_texts() {
 }
 
 #[test]
+fn many_attributes_are_not_merged() {
+    let attributes = |level: usize| (0..50).map(move |number| format!(" a{level}-{number}"));
+    let divs = (0..50).map(|level| format!("<div{}>", attributes(level).collect::<String>()));
+    let html = divs.collect::<String>() + "<p>some <a href=x>words</a>";
+    let text = to_markdown(&html, "https://example.com/");
+    assert_eq!(text.trim(), "some words");
+}
+
+#[test]
 fn a_long_title_is_not_compared_with_many_others() {
     let title = format!("<title>{}</title>", "word ".repeat(100_000));
     let headings = "<h2>other</h2>".repeat(1_000);
