@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::ExecRunner;
 use crate::container::{ExecInput, ExecOutput};
-use crate::engine::failure::{request_failed, status};
+use crate::engine::failure::{engine_message, request_failed, status};
 use crate::environment::Variables;
 
 /// Time limit for the first line of a script.
@@ -217,22 +217,18 @@ impl Exec {
     ) -> Result<(), SandboxError> {
         let api = runner.container.engine.api();
         let began = Instant::now();
-        let code = loop {
+        let why = loop {
             match api.inspect_exec(&self.id).await {
                 Ok(state) if state.running == Some(true) && began.elapsed() < EXIT_TIMEOUT => {
                     sleep(POLL_INTERVAL).await;
                 }
-                Ok(state) => break state.exit_code,
-                Err(_) => return Err(runner.gone()),
+                Ok(state) if state.exit_code == Some(0) => return Ok(()),
+                Ok(_) => break "the program that did it was interrupted".to_owned(),
+                Err(error) => break engine_message(&error),
             }
         };
-        if code == Some(0) {
-            return Ok(());
-        }
-        let message = format!("{doing}: the program that did it was interrupted");
-        Err(runner
-            .reason(SandboxError::new(SandboxErrorKind::Io, message))
-            .await)
+        let error = SandboxError::new(SandboxErrorKind::Io, format!("{doing}: {why}"));
+        Err(runner.reason(error).await)
     }
 
     /// Reads the rest of the output, up to `limit` bytes.

@@ -9,6 +9,7 @@ mod files;
 mod process;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_command_driver::{CommandDriver, CommandLimits};
 use cantle_core::policy::Limits;
@@ -17,10 +18,12 @@ use cantle_core::sandbox::{
 };
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::exec::{Exec, Script};
 use crate::container::Container;
+use crate::engine::failure::status;
 use crate::environment::Variables;
 use crate::options::Options;
 
@@ -29,6 +32,9 @@ const SHELL: &str = "bash";
 
 /// The environment variable that marks the processes of a command.
 const MARK: &str = "CANTLE_COMMAND";
+
+/// How long the end of the container may take to be noticed.
+const END_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Returns an entry point that keeps the container alive while its stdin is open.
 pub(crate) fn entry() -> Vec<String> {
@@ -171,12 +177,17 @@ impl ExecRunner {
     /// Returns "gone" instead of the error if the container has ended.
     async fn reason(&self, error: SandboxError) -> SandboxError {
         let api = self.container.engine.api();
-        let found = api.inspect_container(&self.container.id, None).await;
-        let state = found.ok().and_then(|found| found.state);
-        match state.and_then(|state| state.running) {
-            Some(true) => error,
-            _ => self.gone(),
-        }
+        let has_ended = match api.inspect_container(&self.container.id, None).await {
+            Ok(found) => found.state.and_then(|state| state.running) != Some(true),
+            Err(error) if status(&error) == Some(404) => true,
+            Err(_) => self.ends_soon().await,
+        };
+        if has_ended { self.gone() } else { error }
+    }
+
+    /// Waits for the container's end, which is noticed a little later than its effects; returns whether it came.
+    async fn ends_soon(&self) -> bool {
+        timeout(END_DEADLINE, self.gone.cancelled()).await.is_ok()
     }
 
     fn gone(&self) -> SandboxError {
@@ -205,3 +216,6 @@ if [ "$1" = bash ] && ! command -v bash >/dev/null 2>&1; then shift; set -- sh "
 case "$1" in */*) [ -x "$1" ] && [ ! -d "$1" ] ;; *) command -v -- "$1" >/dev/null 2>&1 ;; esac || { echo missing; exit 1; }
 echo ok
 exec "$@""#;
+
+#[cfg(test)]
+mod tests;

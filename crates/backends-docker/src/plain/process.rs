@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use super::exec::{Exec, Script};
 use super::{ExecRunner, MARK};
+use crate::engine::failure::status;
 
 /// Chunks of output between the exec and the driver, for each channel.
 const CHUNKS_IN_FLIGHT: usize = 16;
@@ -172,6 +173,10 @@ impl ExecControl {
         reports: mpsc::UnboundedSender<Report>,
     ) {
         loop {
+            let polled = async {
+                sleep(POLL_INTERVAL).await;
+                self.poll().await
+            };
             select! {
                 biased;
                 () = self.runner.gone.cancelled() => return,
@@ -184,7 +189,7 @@ impl ExecControl {
                         return;
                     }
                 },
-                () = sleep(POLL_INTERVAL) => if let Some(report) = self.poll().await {
+                report = polled => if let Some(report) = report {
                     // The driver may be gone.
                     let _ = reports.send(report);
                     return;
@@ -199,15 +204,22 @@ impl ExecControl {
         let code = match api.inspect_exec(&self.id).await {
             Ok(state) if state.running == Some(true) => return None,
             Ok(state) => state.exit_code.and_then(|code| i32::try_from(code).ok()),
-            Err(_) => return Some(Report::Lost(self.runner.gone())),
+            Err(error) if status(&error) == Some(404) => {
+                self.signal("KILL").await;
+                let message = "the engine no longer knows the command";
+                let error = SandboxError::new(SandboxErrorKind::Io, message);
+                return Some(Report::Lost(self.runner.reason(error).await));
+            }
+            // The command may still run.
+            Err(error) => {
+                tracing::debug!(%error, "failed to inspect a command");
+                return None;
+            }
         };
         let is_signalled = self.signal("KILL").await;
         // Nothing can be started in a container that has ended, which is noticed a little later.
-        if code == Some(KILLED) && !is_signalled {
-            let gone = timeout(SIGNAL_DEADLINE, self.runner.gone.cancelled());
-            if gone.await.is_ok() {
-                return Some(Report::Lost(self.runner.gone()));
-            }
+        if code == Some(KILLED) && !is_signalled && self.runner.ends_soon().await {
+            return Some(Report::Lost(self.runner.gone()));
         }
         let status = match code.unwrap_or(-1) {
             code @ 129..=192 => ExitStatus::Signal(code - 128),
