@@ -17,6 +17,7 @@ use cantle_core::sandbox::{
     Background, Command, Process, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -117,17 +118,31 @@ impl ExecRunner {
         let mut arguments = vec![self.absolute(&request.directory)?];
         arguments.extend(argv);
         let has_input = request.stdin != Stdin::Null;
-        let script = Script {
-            text: START,
-            arguments,
-            variables: &variables,
-            has_input,
-        };
         let doing = format!("failed to start `{program}`");
         let driver = CommandDriver::new(request, CommandLimits::new(&self.limits));
-        let exec = Exec::start(self, script).await?;
-        let exec = exec.into_result(&doing)?;
-        Ok(Box::new(process::drive(self, exec, driver, mark)))
+        let (done, started) = oneshot::channel();
+        let runner = Arc::clone(self);
+        // In a task: the engine starts what it was asked to start, also if the caller no longer waits for it.
+        self.spawn_tracked(async move {
+            let script = Script {
+                text: START,
+                arguments,
+                variables: &variables,
+                has_input,
+            };
+            let exec = Exec::start(&runner, script).await;
+            match exec.and_then(|exec| exec.into_result(&doing)) {
+                // Without a receiver, the process is dropped, which kills it.
+                Ok(exec) => drop(done.send(Ok(process::drive(&runner, exec, driver, mark)))),
+                Err(error) => {
+                    drop(done.send(Err(error)));
+                    // It may run all the same, if starting it took too long.
+                    runner.signal("KILL", &mark).await;
+                }
+            }
+        });
+        let process = started.await.unwrap_or_else(|_| Err(self.gone()))?;
+        Ok(Box::new(process))
     }
 
     /// Runs an operation; fails with "gone" if the container has ended.

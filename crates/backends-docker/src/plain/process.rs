@@ -21,8 +21,8 @@ use tokio::select;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::ExecRunner;
 use super::exec::{Exec, Script};
-use super::{ExecRunner, MARK};
 use crate::engine::failure::status;
 
 /// Chunks of output between the exec and the driver, for each channel.
@@ -229,24 +229,30 @@ impl ExecControl {
         Some(Report::Ended { status, alone })
     }
 
-    /// Sends a signal to all processes of the command; returns whether that could be tried.
     async fn signal(&self, signal: &str) -> bool {
+        self.runner.signal(signal, &self.mark).await
+    }
+}
+
+impl ExecRunner {
+    /// Sends a signal to all processes of the command with this mark; returns whether that could be tried.
+    pub(super) async fn signal(&self, signal: &str, mark: &str) -> bool {
         let script = Script {
             text: SIGNAL,
-            arguments: vec![signal.to_owned(), self.mark.clone()],
-            variables: &self.runner.variables,
+            arguments: vec![signal.to_owned(), mark.to_owned()],
+            variables: &self.variables,
             has_input: false,
         };
         let signalling = async {
-            let exec = Exec::start(&self.runner, script).await?;
+            let exec = Exec::start(self, script).await?;
             exec.into_result("failed to signal a command")?
                 .rest(1000)
                 .await
         };
         let signalled = timeout(SIGNAL_DEADLINE, signalling).await;
         let is_signalled = matches!(signalled, Ok(Ok(_)));
-        if !is_signalled && !self.runner.gone.is_cancelled() {
-            tracing::debug!(mark = MARK, "failed to signal a command");
+        if !is_signalled && !self.gone.is_cancelled() {
+            tracing::debug!(mark, "failed to signal a command");
         }
         is_signalled
     }

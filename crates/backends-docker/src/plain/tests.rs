@@ -1,4 +1,4 @@
-//! Commands of an engine that fails to inspect them.
+//! Commands of an engine that is slow, or fails to inspect them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cantle_core::sandbox::ExitStatus;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::select;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
@@ -19,6 +20,7 @@ const DEADLINE: Duration = Duration::from_mins(1);
 /// An engine with one container, in which each command ends with 7 once its first inspection has failed.
 struct FakeEngine {
     runner: Arc<ExecRunner>,
+    requests: mpsc::UnboundedReceiver<String>,
     state: Arc<EngineState>,
     _serving: AbortOnDropHandle<()>,
 }
@@ -34,12 +36,13 @@ impl FakeEngine {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
+        let (request_sender, requests) = mpsc::unbounded_channel();
         let state = Arc::<EngineState>::default();
         let answering = Arc::clone(&state);
         let serving = tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                let state = Arc::clone(&answering);
-                tokio::spawn(async move { answer(connection, &state).await });
+                let (sender, state) = (request_sender.clone(), Arc::clone(&answering));
+                tokio::spawn(async move { answer(connection, &sender, &state).await });
             }
         });
         let container = Container {
@@ -58,9 +61,17 @@ impl FakeEngine {
                 &limits,
                 CancellationToken::new(),
             ),
+            requests,
             state,
             _serving: AbortOnDropHandle::new(serving),
         }
+    }
+
+    /// Waits for a request that contains `text`.
+    async fn requested(&mut self, text: &str) {
+        let requested = async { while !self.requests.recv().await.unwrap().contains(text) {} };
+        let requested = timeout(DEADLINE, requested).await;
+        requested.unwrap_or_else(|_| panic!("no request with `{text}`"));
     }
 
     async fn spawn(&self) -> Box<dyn Process> {
@@ -71,7 +82,11 @@ impl FakeEngine {
 }
 
 /// Answers one request.
-async fn answer(mut connection: TcpStream, state: &EngineState) -> io::Result<()> {
+async fn answer(
+    mut connection: TcpStream,
+    requests: &mpsc::UnboundedSender<String>,
+    state: &EngineState,
+) -> io::Result<()> {
     let mut read = Vec::new();
     let request = loop {
         if connection.read_buf(&mut read).await? == 0 {
@@ -89,6 +104,8 @@ async fn answer(mut connection: TcpStream, state: &EngineState) -> io::Result<()
     };
     let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
     let is_signal = request.contains("kill");
+    // The receiver may be gone.
+    let _ = requests.send(request);
     let json = |status: &str, body: &str| {
         let length = body.len();
         format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
@@ -111,6 +128,18 @@ async fn answer(mut connection: TcpStream, state: &EngineState) -> io::Result<()
     };
     connection.write_all(answer.as_bytes()).await?;
     connection.shutdown().await
+}
+
+#[tokio::test]
+async fn command_whose_start_is_abandoned_is_killed() {
+    let mut engine = FakeEngine::start().await;
+    let runner = Arc::clone(&engine.runner);
+    select! {
+        spawned = runner.spawn(SpawnRequest::shell("sleep 1000")) => panic!("{:?}", spawned.err()),
+        () = engine.requested("/exec/command/start") => {}
+    }
+    engine.state.beginning.notify_one();
+    engine.requested("\"kill\"").await;
 }
 
 #[tokio::test]
