@@ -254,6 +254,10 @@ impl Sandbox for DockerSandbox {
         }
         if self.ownership == Ownership::External {
             self.runner.end_commands().await;
+            // The end of the sandbox is not that of the container, and of what runs in it.
+            if let CommandRunner::Exec { runner, .. } = &self.runner {
+                runner.finish().await;
+            }
             return Ok(());
         }
         // Also if this future is dropped.

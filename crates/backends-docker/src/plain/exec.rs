@@ -88,10 +88,7 @@ impl Exec {
             output,
             input: script.has_input.then_some(input),
         };
-        let result = tokio::select! {
-            result = timeout(RESULT_TIMEOUT, exec.read_result()) => result,
-            () = runner.gone.cancelled() => return Err(runner.gone()),
-        };
+        let result = timeout(RESULT_TIMEOUT, exec.read_result()).await;
         result.map_err(|_| SandboxError::unavailable("starting a command timed out"))??;
         Ok(exec)
     }

@@ -115,7 +115,7 @@ else exec tail -c "+$2" -- "$T"; fi"#;
     ) -> Result<(), SandboxError> {
         let (runner, path) = (Arc::clone(self), path.clone());
         let (mut done, written) = oneshot::channel();
-        self.spawn_tracked(async move {
+        self.tasks.spawn(async move {
             let written = runner
                 .write_unless_closed(&mut done, &path, options, data)
                 .await;

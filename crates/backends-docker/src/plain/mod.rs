@@ -2,7 +2,7 @@
 //!
 //! This is slower, needs a shell and the usual small programs in the image, and supports no terminals, signals,
 //! spilled output or kept background processes. A command's processes are identified by a mark in their
-//! environment; a program that clears its environment escapes until the sandbox is closed.
+//! environment; a program that clears its environment escapes until the container ends.
 
 mod exec;
 mod files;
@@ -16,11 +16,10 @@ use cantle_core::policy::Limits;
 use cantle_core::sandbox::{
     Background, Command, Process, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::exec::{Exec, Script};
 use crate::container::Container;
@@ -34,7 +33,7 @@ const SHELL: &str = "bash";
 /// The environment variable that marks the processes of a command.
 const MARK: &str = "CANTLE_COMMAND";
 
-/// How long the end of the container may take to be noticed.
+/// How long the end of the container, and after that the end of the tasks, may take to be noticed.
 const END_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Returns an entry point that keeps the container alive while its stdin is open.
@@ -52,10 +51,10 @@ pub(crate) struct ExecRunner {
     working_directory: SandboxPath,
     variables: Variables,
     limits: Limits,
-    /// Cancelled when the container has ended.
+    /// Cancelled when the container has ended, and when the sandbox is closed.
     gone: CancellationToken,
-    /// Driver tasks of commands; aborted when this is dropped.
-    tasks: Mutex<JoinSet<()>>,
+    /// Tasks of commands and writes, each of which ends soon after `gone`.
+    tasks: TaskTracker,
 }
 
 impl ExecRunner {
@@ -74,7 +73,7 @@ impl ExecRunner {
             variables,
             limits: limits.clone(),
             gone,
-            tasks: Mutex::default(),
+            tasks: TaskTracker::new(),
         })
     }
 
@@ -123,7 +122,7 @@ impl ExecRunner {
         let (done, started) = oneshot::channel();
         let runner = Arc::clone(self);
         // In a task: the engine starts what it was asked to start, also if the caller no longer waits for it.
-        self.spawn_tracked(async move {
+        self.tasks.spawn(async move {
             let script = Script {
                 text: START,
                 arguments,
@@ -143,6 +142,13 @@ impl ExecRunner {
         });
         let process = started.await.unwrap_or_else(|_| Err(self.gone()))?;
         Ok(Box::new(process))
+    }
+
+    /// Waits until the tasks have killed their commands and removed their temporary files, after `gone`.
+    pub(crate) async fn finish(&self) {
+        self.tasks.close();
+        // What takes longer goes on.
+        let _ = timeout(END_DEADLINE, self.tasks.wait()).await;
     }
 
     /// Runs an operation; fails with "gone" if the container has ended.
@@ -181,12 +187,6 @@ impl ExecRunner {
                 "without the supervisor, names must be UTF-8",
             )),
         }
-    }
-
-    fn spawn_tracked(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
     }
 
     /// Returns "gone" instead of the error if the container has ended.

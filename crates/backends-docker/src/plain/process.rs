@@ -68,7 +68,7 @@ pub(super) fn drive(
         id: exec.id.clone(),
         mark,
     };
-    runner.spawn_tracked(async move {
+    runner.tasks.spawn(async move {
         let mut pump = pin!(pump(exec, [stdout_sender, stderr_sender]));
         let mut feed = pin!(feed(input, writes));
         let (mut output_ended, mut input_ended) = (false, false);
@@ -179,7 +179,11 @@ impl ExecControl {
             };
             select! {
                 biased;
-                () = self.runner.gone.cancelled() => return,
+                () = self.runner.gone.cancelled() => {
+                    // A container that the sandbox does not own outlives it.
+                    self.signal("KILL").await;
+                    return;
+                }
                 order = orders.recv() => match order {
                     Some(Order::Terminate) => {
                         self.signal("TERM").await;

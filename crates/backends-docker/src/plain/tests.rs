@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_mins(1);
 /// An engine with one container, in which each command ends with 7 once its first inspection has failed.
 struct FakeEngine {
     runner: Arc<ExecRunner>,
+    gone: CancellationToken,
     requests: mpsc::UnboundedReceiver<String>,
     state: Arc<EngineState>,
     _serving: AbortOnDropHandle<()>,
@@ -51,7 +52,7 @@ impl FakeEngine {
             sandbox: "sandbox".to_owned(),
         };
         let backend = DockerBackend::from_image("image");
-        let limits = Limits::default();
+        let (gone, limits) = (CancellationToken::new(), Limits::default());
         let variables = Variables::new();
         Self {
             runner: ExecRunner::new(
@@ -59,8 +60,9 @@ impl FakeEngine {
                 backend.options(),
                 variables,
                 &limits,
-                CancellationToken::new(),
+                gone.clone(),
             ),
+            gone,
             requests,
             state,
             _serving: AbortOnDropHandle::new(serving),
@@ -148,4 +150,17 @@ async fn failed_inspection_is_not_the_end_of_a_command() {
     let mut process = engine.spawn().await;
     let exit = timeout(DEADLINE, process.wait()).await.unwrap().unwrap();
     assert_eq!(exit.status, ExitStatus::Code(7));
+}
+
+#[tokio::test]
+async fn closing_kills_the_commands_of_a_container_that_goes_on() {
+    let mut engine = FakeEngine::start().await;
+    let _process = engine.spawn().await;
+    engine.gone.cancel();
+    engine.runner.finish().await;
+    let requests: Vec<_> = std::iter::from_fn(|| engine.requests.try_recv().ok()).collect();
+    assert!(
+        requests.iter().any(|request| request.contains("\"kill\"")),
+        "{requests:?}"
+    );
 }

@@ -173,7 +173,15 @@ async fn commands_are_execs_if_the_supervisor_cannot_be_installed() {
     let file = SandboxPath::new("other").unwrap();
     sandbox.write_bytes(&file, "other".into()).await.unwrap();
     assert_eq!(stdout(&*sandbox, "cat other").await, "other");
+    let request = SpawnRequest::shell("sleep 3000");
+    let _process = sandbox.spawn(request).await.unwrap();
+    eventually("the command", || {
+        container.processes().contains("sleep 3000")
+    });
     sandbox.close().await.unwrap();
+    let processes = container.processes();
+    assert!(processes.contains("sleep 1000"), "{processes}");
+    assert!(!processes.contains("sleep 3000"), "{processes}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
