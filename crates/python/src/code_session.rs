@@ -8,9 +8,10 @@ use cantle_core::code::{
 };
 use cantle_core::sandbox::{Sandbox, SandboxError};
 
+use crate::call::CallLimits;
 use crate::execution::ExecutionOutcome;
-use crate::interpreter::{Interpreter, PythonSession};
-use crate::kernel::CallLimits;
+use crate::interpreter::Interpreter;
+use crate::session::PythonSession;
 
 impl CodeInterpreter for Interpreter {
     fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {
