@@ -25,6 +25,8 @@ use crate::source::SourceFacts;
 /// Reported once by a session whose packages are a copy.
 const COPIED: &str =
     "The packages were copied into the sandbox; there they are not protected from writing.";
+/// Reported if a new process of the code lacks what that defined.
+const NOT_IN_PROCESS: &str = "A process that multiprocessing starts by `spawn` or `forkserver` does not have the functions and classes of this code: use `multiprocessing.get_context(\"fork\")`, or write them to a module and import it.";
 /// Maximum number of contexts of a session, each of which is a process.
 const MAX_CONTEXTS: usize = 64;
 /// Maximum number of files that artifacts are looked for among.
@@ -350,12 +352,18 @@ impl PythonSession {
         self.sandbox.walk(&root, MAX_WALKED).await
     }
 
-    /// Adds the artifacts and the enforcement report.
+    /// Adds advice on processes, the artifacts and the enforcement report.
     async fn complete(
         &self,
         mut execution: Execution,
         before: Option<Arc<Walk>>,
     ) -> Result<Execution, SandboxError> {
+        // The message depends on the version of Python.
+        let is_missing =
+            |line: &str| line.starts_with("AttributeError: ") && line.contains("module '__main__'");
+        if execution.stderr.text().lines().any(is_missing) {
+            execution.notes.push(NOT_IN_PROCESS.to_owned());
+        }
         if let (Some(before), Some((limits, sink))) = (before, &self.settings.artifacts) {
             let root = SandboxPath::working_directory();
             let after = Arc::new(self.walk().await?);

@@ -198,3 +198,18 @@ async fn code_that_raises_unprintable_errors_keeps_the_interpreter() {
     );
     session.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn process_without_the_functions_of_the_code_is_explained() {
+    let session = open(60, Policy::workspace()).await;
+    let code = "import multiprocessing\ndef work(): pass\n\
+                process = multiprocessing.get_context('spawn').Process(target=work)\n\
+                process.start(); process.join()";
+    let run = session.run(code).await.unwrap();
+    let executed = session.execute("main", code).await.unwrap();
+    for execution in [run, executed] {
+        let notes = execution.notes.concat();
+        assert!(notes.contains("get_context(\"fork\")"), "{execution:?}");
+    }
+    session.close().await.unwrap();
+}
