@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 pub(crate) const LOST_VARIABLES: &str = "The interpreter was started anew: variables, functions and imports of earlier calls are lost. Files are still there.";
 
-const FLOODED: &str = "The interpreter was ended: it sent more at once than is accepted. The next call starts a new one, without the variables.";
+const GIVEN_UP: &str = "The interpreter was ended: it sent more at once than is accepted, or closed its output. The next call starts a new one, without the variables.";
 
 /// The limits of one call, and its variables.
 #[derive(Clone, Debug)]
@@ -179,10 +179,10 @@ impl<'o> RunningCall<'o> {
         self.observer.result(result).await;
     }
 
-    /// Records that the kernel was given up because of the size of a frame.
-    pub(crate) fn flooded(&mut self) {
+    /// Records that the kernel is ended because of the size of a frame, or because no more can come.
+    pub(crate) fn given_up(&mut self) {
         self.execution.outcome = self.outcome(ExecutionOutcome::Killed);
-        self.execution.notes.push(FLOODED.to_owned());
+        self.execution.notes.push(GIVEN_UP.to_owned());
     }
 
     /// Records that the kernel has ended.

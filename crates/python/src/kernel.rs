@@ -9,13 +9,13 @@ use bytes::{Buf as _, BytesMut};
 use cantle_core::code::{CodeError, CodeObserver, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError, SpawnRequest,
-    Stdin,
+    Channel, Exit, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
+    SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::call::{CallLimits, RunningCall};
 use crate::execution::{Execution, ExecutionOutcome};
@@ -24,6 +24,8 @@ const PROGRAM: &str = concat!(include_str!("kernel.py"), include_str!("kernel_pa
 /// Maximum length of one frame; the program sends results of at most 8 MiB.
 const MAX_FRAME_BYTES: usize = 12 * 1024 * 1024;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that the program has to end after its output has.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running kernel. Dropping it kills its processes.
 pub(crate) struct Kernel {
@@ -121,7 +123,9 @@ impl Kernel {
                 Ok(Some(Event::Ready {})) => return Ok(Ok(kernel)),
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    let exit = kernel.process.wait().await?;
+                    let Some(exit) = kernel.exit().await? else {
+                        return Ok(Err("its output is not that of a kernel".to_owned()));
+                    };
                     let messages = kernel.messages.finish().text();
                     return Ok(Err(format!(
                         "the kernel ended ({}): {}",
@@ -168,9 +172,9 @@ impl Kernel {
                     }
                 }
                 Ok(None) => {
-                    match self.is_flooded {
-                        true => call.flooded(),
-                        false => call.exited(self.process.wait().await?),
+                    match self.exit().await? {
+                        Some(exit) => call.exited(exit),
+                        None => call.given_up(),
                     }
                     break false;
                 }
@@ -185,6 +189,15 @@ impl Kernel {
             self.buffer = BytesMut::new();
         }
         Ok((call.finish(), is_usable))
+    }
+
+    /// Returns the exit of the program after [`event`](Self::event) has returned `None`; `None` if it may go on forever.
+    async fn exit(&mut self) -> Result<Option<Exit>, SandboxError> {
+        if self.is_flooded {
+            return Ok(None);
+        }
+        let exit = timeout(EXIT_TIMEOUT, self.process.wait()).await;
+        exit.ok().transpose()
     }
 
     /// Sends a request. What a kernel does that no longer reads is left to the time limits and the end of its output.

@@ -1,9 +1,12 @@
 //! Bad input, in contexts and in one-shot runs: a clear result, and never a hang.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::Policy;
+use cantle_core::sandbox::{SandboxExt as _, SandboxPath, SpawnRequest};
 use cantle_python::{ExecutionOutcome, PythonSession};
+use tokio::time::timeout;
 
 use crate::interpreter;
 
@@ -211,5 +214,28 @@ async fn process_without_the_functions_of_the_code_is_explained() {
         let notes = execution.notes.concat();
         assert!(notes.contains("get_context(\"fork\")"), "{execution:?}");
     }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn program_that_is_no_kernel_does_not_hang() {
+    let session = open(20, Policy::workspace()).await;
+    let sandbox = session.sandbox();
+    let script = "#!/bin/sh\ncase $2 in\n*cantle-python*) printf 'cantle-python 3.11.0' ;;\n\
+                  *) head -c 20000000 /dev/zero; exec sleep 1000 ;;\nesac\n";
+    let path = SandboxPath::new("python").unwrap();
+    sandbox.write_bytes(&path, script.into()).await.unwrap();
+    let chmod = SpawnRequest::argv(["chmod", "+x", "python"]);
+    assert!(sandbox.run(chmod).await.unwrap().exit.status.success());
+    let program = sandbox.info().working_directory.join("python").unwrap();
+    let fake = interpreter().python(program.to_string());
+    let fake = fake.attach(Arc::clone(sandbox));
+    let executed = timeout(Duration::from_secs(60), fake.execute("main", "1")).await;
+    let executed = executed.expect("it ends").unwrap();
+    assert_eq!(
+        executed.outcome,
+        ExecutionOutcome::SetupFailed,
+        "{executed:?}"
+    );
     session.close().await.unwrap();
 }
