@@ -21,7 +21,7 @@ const MAX_LISTING_BYTES: usize = 64 << 20;
 
 /// Functions that resolve `$1` to `$T` and refuse paths outside the working directory `$W` and `/tmp`.
 const RESOLVE: &str = r#"
-within() { case "$1/" in "$W"/*|/tmp/*) ;; *) echo outside; exit 1 ;; esac; }
+within() { case "$1/" in "${W%/}/"*|/tmp/*) ;; *) echo outside; exit 1 ;; esac; }
 above() { p=${1%/*}; p=$(readlink -f -- "${p:-/}" 2>/dev/null) || { echo missing; exit 1; }; within "$p"; [ -d "$p" ] || { echo notdir; exit 1; }; T=$p/${1##*/}; }
 real() { above "$1"; T=$(readlink -f -- "$1") || { echo missing; exit 1; }; within "$T"; }
 make() { case "$1" in "$W"|/|/tmp|'') return ;; esac; make "${1%/*}"; if [ -e "$1" ] || [ -L "$1" ]; then [ -d "$1" ] || { echo "$2"; exit 1; }; within "$(readlink -f -- "$1")"; else mkdir -- "$1" 2>/dev/null || [ -d "$1" ] || { mkdir -- "$1"; exit 1; }; fi; }

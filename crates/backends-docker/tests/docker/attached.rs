@@ -185,6 +185,20 @@ async fn commands_are_execs_if_the_supervisor_cannot_be_installed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn working_directory_can_be_the_root_without_a_supervisor() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, ["--workdir", "/"]);
+    let sandbox = open(&container.backend().without_supervisor()).await;
+    let file = SandboxPath::new("file").unwrap();
+    sandbox.write_bytes(&file, "text".into()).await.unwrap();
+    assert_eq!(sandbox.read_bytes(&file, 100).await.unwrap(), "text");
+    assert_eq!(stdout(&*sandbox, "cat /file").await, "text");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn supervisor_that_cannot_be_started_leaves_no_file() {
     let Some(engine) = TestEngine::from_env() else {
         return;
