@@ -169,7 +169,7 @@ impl<'o> RunningCall<'o> {
     }
 
     async fn result(&mut self, result: RichResult) {
-        let size: usize = result.formats.values().map(size_of_value).sum();
+        let size = size_of_fields(&result.formats);
         if self.results >= MAX_RESULTS || size > self.room {
             let note = "Further results were left out: there are too many, or they are too large.";
             return self.note_once(note);
@@ -250,10 +250,14 @@ fn size_of_value(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(values) => values.iter().map(size_of_value).sum::<usize>() + 32 * values.len(),
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, it)| 64 + name.len() + size_of_value(it))
-            .sum(),
+        Value::Object(fields) => size_of_fields(fields),
         _ => 32,
     }
+}
+
+fn size_of_fields<'v>(fields: impl IntoIterator<Item = (&'v String, &'v Value)>) -> usize {
+    let sizes = fields
+        .into_iter()
+        .map(|(name, it)| 64 + name.len() + size_of_value(it));
+    sizes.sum()
 }

@@ -239,3 +239,18 @@ async fn program_that_is_no_kernel_does_not_hang() {
     );
     session.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn names_of_forged_formats_count_as_memory() {
+    let session = open(60, Policy::workspace()).await;
+    // Past the parent, which accepts only known names.
+    let code = r#"import os
+try:
+  with open(f'/proc/{os.getppid()}/fd/1', 'wb', 0) as protocol:
+    for _ in range(5):
+      protocol.write(b'{"type":"result","id":1,"data":{"' + b'x' * (11 << 20) + b'":0}}\n')
+except OSError: pass"#;
+    let executed = session.execute("main", code).await.unwrap();
+    assert!(executed.results.len() <= 2, "{}", executed.results.len());
+    session.close().await.unwrap();
+}
