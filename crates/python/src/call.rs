@@ -20,6 +20,8 @@ const MAX_RESULTS: usize = 100;
 const MAX_RESULT_BYTES: usize = 32 * 1024 * 1024;
 /// Bytes of each output channel that are kept, half of them from the start.
 const CAPTURE_BYTES: usize = 80_000;
+/// Upper bound of the time limit, within the range of the clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 /// Time that code has after SIGINT, and the kernel after SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -78,7 +80,7 @@ impl<'o> RunningCall<'o> {
             spill,
             observer,
             started_at: now,
-            deadline: now + timeout,
+            deadline: now + timeout.min(MAX_TIMEOUT),
             stop: Stop::No,
             execution: Execution::new(ExecutionOutcome::Completed),
             stdout: half.clone(),

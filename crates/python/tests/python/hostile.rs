@@ -64,6 +64,18 @@ async fn code_that_is_no_program_has_a_clear_result() {
 }
 
 #[tokio::test]
+async fn time_limit_beyond_the_clock_is_none() {
+    let interpreter = interpreter().timeout(Duration::MAX);
+    let session = interpreter.open().await.unwrap();
+    let code = "import time\ntime.sleep(0.1)";
+    assert_eq!(
+        outcomes(&session, code).await,
+        [ExecutionOutcome::Completed; 2]
+    );
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn what_never_ends_is_stopped_at_the_time_limit() {
     let session = open(1, Policy::workspace()).await;
     let code = "import sys\nwhile True: sys.stdout.write('x' * 100_000)";
