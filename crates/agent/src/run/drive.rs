@@ -77,7 +77,7 @@ impl Driver {
         facts: UnboundedReceiver<Box<Fact>>,
     ) -> Self {
         Self {
-            calls_token: scope.ending.cancellation.child_token(),
+            calls_token: scope.cancellation.child_token(),
             scope,
             resources,
             machine,
@@ -100,7 +100,7 @@ impl Driver {
         let end = self.perform_actions().await;
         if end.is_err() && !self.calls.is_empty() {
             // They end like those of a cancelled run, so that what sub-agents used is in the ledger.
-            self.scope.ending.cancellation.cancel();
+            self.scope.cancellation.cancel();
             // The first error is the one to report.
             let _ = self.stop_calls("The run failed").await;
         }
@@ -146,7 +146,7 @@ impl Driver {
                 AtFinish::Accept => Fact::TextAccepted,
                 AtFinish::Refuse { feedback } => Fact::TextRefused { feedback },
             },
-            () = self.scope.ending.cancellation.cancelled() => Fact::Cancelled { call: None },
+            () = self.scope.cancellation.cancelled() => Fact::Cancelled { call: None },
             state = out_of_time(&self.scope.budget) => Fact::OutOfTime { state, call: None },
         };
         self.record(fact)
@@ -154,8 +154,7 @@ impl Driver {
 
     /// Ends background sub-agents, and commits the journal.
     async fn close(&mut self, is_finished: bool) -> Result<(), RunError> {
-        let can_resume = self.scope.store.is_some() && !self.scope.ending.is_for_good();
-        let suspend = !is_finished && can_resume;
+        let suspend = !is_finished && self.scope.can_resume();
         self.scope.background.end(suspend, self.grace()).await;
         self.receive_facts()?;
         self.commit().await
@@ -173,7 +172,7 @@ impl Driver {
         tokio::select! {
             // A call that ends because it was cancelled must not start the next one.
             biased;
-            () = self.scope.ending.cancellation.cancelled() => {
+            () = self.scope.cancellation.cancelled() => {
                 self.record(Fact::Cancelled { call: None })?;
                 self.stop_calls("The run was cancelled").await
             }
@@ -394,7 +393,7 @@ impl Driver {
             self.finish_call(index, outcome)?;
         }
         self.tasks.shutdown().await;
-        self.calls_token = self.scope.ending.cancellation.child_token();
+        self.calls_token = self.scope.cancellation.child_token();
         let abandoned: Vec<_> = self
             .calls
             .iter()
@@ -434,7 +433,7 @@ impl Driver {
         let calls = records.into_iter().filter_map(|record| {
             let tool = self.resources.tools.get(&record.tool)?;
             let sub_agent = Arc::clone(tool.sub_agent.as_ref()?);
-            let cx = self.tool_context(&record.call_id, &self.scope.ending.cancellation);
+            let cx = self.tool_context(&record.call_id, &self.scope.cancellation);
             let call = Arc::new(SubAgentCall::new(&self.scope, &record.call_id));
             // The call that started it, made again, finds its journal and continues.
             Some(async move { sub_agent.call(json!({"action": "start"}), cx, call).await })
@@ -446,7 +445,7 @@ impl Driver {
                     self.scope.hub.emit(EventKind::Warning { message });
                 }
             }
-            () = self.scope.ending.cancellation.cancelled() => {}
+            () = self.scope.cancellation.cancelled() => {}
         }
     }
 

@@ -115,7 +115,7 @@ impl RunTask {
         if let Some(finish) = &finish {
             let saved = tokio::select! {
                 saved = self.save_outputs(finish) => saved,
-                () = self.scope.ending.cancellation.cancelled() => Err(RunError::cancelled()),
+                () = self.scope.cancellation.cancelled() => Err(RunError::cancelled()),
             };
             match saved {
                 Ok(saved) => outputs = saved,

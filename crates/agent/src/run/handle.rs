@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::{Events, Hub};
 use crate::rules::Fact;
-use crate::scope::{Background, Ending, RunScope};
+use crate::scope::{Background, RunScope};
 
 /// One task being worked on. The run proceeds by itself; as a stream it yields its events.
 ///
@@ -49,17 +50,17 @@ impl RunControl {
     /// be resumed like one that was killed: a sub-agent continues where it was, and an open approval
     /// is requested again.
     pub fn cancel(&self) {
-        self.0.ending.cancellation.cancel();
+        self.0.cancellation.cancel();
     }
 
     /// Cancels a run that will not be resumed.
     pub(crate) fn cancel_for_good(&self) {
-        self.0.ending.cancel_for_good();
+        self.0.cancel_for_good();
     }
 
     /// Whether the run was cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.0.ending.cancellation.is_cancelled()
+        self.0.cancellation.is_cancelled()
     }
 
     /// Sends a message to the model, with its next turn. Has no effect after the end of the run.
@@ -115,7 +116,7 @@ impl Run {
         let parent = resources.runs.parent.as_ref().map(|parent| &parent.scope);
         let run = start.run_id();
         let depth = parent.map_or(0, |parent| parent.depth + 1);
-        let ending = Ending::new(resources.cancellation.child_token());
+        let cancellation = resources.cancellation.child_token();
         let (facts, received) = mpsc::unbounded_channel();
         // The requests of a tree of runs are in one place, where its holder answers them.
         let requests = parent.and_then(|parent| parent.requests.clone());
@@ -142,16 +143,17 @@ impl Run {
             standing_approvals: Mutex::default(),
             skills: resources.skills.clone(),
             outputs: own_outputs.or_else(inherited),
-            background: Background::new(facts.clone(), &ending.cancellation),
+            background: Background::new(facts.clone(), &cancellation),
             facts,
-            ending,
+            cancellation,
+            is_cancelled_for_good: AtomicBool::new(false),
         });
         let control = RunControl(Arc::clone(&scope));
         let task = RunTask { scope, resources };
         let task = tokio::spawn(task.execute(history, start, received));
         Self {
             events,
-            cancel: control.0.ending.cancellation.clone().drop_guard(),
+            cancel: control.0.cancellation.clone().drop_guard(),
             control,
             task: AbortOnDropHandle::new(task),
         }

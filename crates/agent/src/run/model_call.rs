@@ -137,7 +137,7 @@ impl Driver {
         let hook = hooks.before_model(turn, self.machine.messages());
         let decided = tokio::select! {
             decided = guarded("before_model", hook) => decided?,
-            () = self.scope.ending.cancellation.cancelled() => {
+            () = self.scope.cancellation.cancelled() => {
                 return Ok(Some(Fact::Cancelled { call: None }));
             }
             state = out_of_time(&self.scope.budget) => {
@@ -264,7 +264,7 @@ impl Driver {
                     self.commit().await?;
                     continue;
                 }
-                () = self.scope.ending.cancellation.cancelled() => {
+                () = self.scope.cancellation.cancelled() => {
                     let call = self.cancelled_call(&attempt);
                     return Ok(Err(Box::new(Fact::Cancelled { call })));
                 }

@@ -103,7 +103,7 @@ impl RunningCall {
         let content = scale_images(content).await;
         let mut outcome = CallOutcome::failure(content, self.started.elapsed(), unix_seconds());
         outcome.success = output.success;
-        outcome.cancelled = !output.success && scope.ending.cancellation.is_cancelled();
+        outcome.cancelled = !output.success && scope.cancellation.is_cancelled();
         outcome.arguments_valid = kind != Some(ToolErrorKind::InvalidArguments);
         outcome.repairs = u32::try_from(repairs).unwrap_or(u32::MAX);
         outcome.arguments = arguments;
@@ -178,7 +178,7 @@ impl RunningCall {
     ) -> CallOutcome {
         let text = format!("{reason} while this call was running.");
         let mut outcome = CallOutcome::failure(text, self.started.elapsed(), unix_seconds());
-        outcome.cancelled = scope.ending.cancellation.is_cancelled();
+        outcome.cancelled = scope.cancellation.is_cancelled();
         outcome.suspended = is_repeatable && scope.suspends_calls();
         let ledger = self.sub_agent.as_ref().and_then(|call| call.take_ledger());
         outcome.sub_agent = ledger.map(Box::new);

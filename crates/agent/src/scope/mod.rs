@@ -6,5 +6,5 @@ mod run_scope;
 mod sub_agent;
 
 pub(crate) use self::background::{Background, BackgroundStatus, SubAgentReport};
-pub(crate) use self::run_scope::{Ending, OutputDir, RunScope};
+pub(crate) use self::run_scope::{OutputDir, RunScope};
 pub(crate) use self::sub_agent::{AgentTool, ParentRun, SubAgentCall, SubAgentTool};

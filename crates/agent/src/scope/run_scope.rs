@@ -27,7 +27,9 @@ pub(crate) struct RunScope {
     pub(crate) depth: u32,
     pub(crate) hub: Hub,
     pub(crate) budget: Arc<Account>,
-    pub(crate) ending: Ending,
+    pub(crate) cancellation: CancellationToken,
+    /// Whether the run was cancelled and will not be resumed.
+    pub(crate) is_cancelled_for_good: AtomicBool,
     /// The store of this run's journal, if it is kept. Journals of sub-agents lie below it.
     pub(crate) store: Option<RunStore>,
     /// Approval requests to the holder of the top run; `None` if the holder does not answer them.
@@ -52,11 +54,20 @@ pub(crate) struct OutputDir {
 }
 
 impl RunScope {
+    /// Cancels the run, which will not be resumed.
+    pub(crate) fn cancel_for_good(&self) {
+        self.is_cancelled_for_good.store(true, Ordering::Release);
+        self.cancellation.cancel();
+    }
+
+    /// Whether the run can be resumed after its end.
+    pub(crate) fn can_resume(&self) -> bool {
+        self.store.is_some() && !self.is_cancelled_for_good.load(Ordering::Acquire)
+    }
+
     /// Whether calls that stop with the run are suspended: it was cancelled and can be resumed.
     pub(crate) fn suspends_calls(&self) -> bool {
-        self.store.is_some()
-            && self.ending.cancellation.is_cancelled()
-            && !self.ending.is_for_good()
+        self.cancellation.is_cancelled() && self.can_resume()
     }
 }
 
@@ -66,32 +77,5 @@ impl fmt::Debug for RunScope {
             .field("run", &self.run)
             .field("depth", &self.depth)
             .finish_non_exhaustive()
-    }
-}
-
-/// Whether and how a run was asked to end.
-#[derive(Debug)]
-pub(crate) struct Ending {
-    pub(crate) cancellation: CancellationToken,
-    for_good: AtomicBool,
-}
-
-impl Ending {
-    pub(crate) fn new(cancellation: CancellationToken) -> Self {
-        Self {
-            cancellation,
-            for_good: AtomicBool::new(false),
-        }
-    }
-
-    /// Cancels a run that will not be resumed.
-    pub(crate) fn cancel_for_good(&self) {
-        self.for_good.store(true, Ordering::Release);
-        self.cancellation.cancel();
-    }
-
-    /// Whether the run will not be resumed.
-    pub(crate) fn is_for_good(&self) -> bool {
-        self.for_good.load(Ordering::Acquire)
     }
 }
