@@ -1,4 +1,4 @@
-//! The events that follow from facts: of a run while it is driven, and of a kept run from its journal.
+//! The events of a kept run, from its journal.
 
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -6,47 +6,14 @@ use std::time::UNIX_EPOCH;
 use cantle_core::content::{Media, MediaKind};
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
-use cantle_core::ledger::ModelCall;
-use cantle_core::llm::StopReason;
-use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall};
+use cantle_core::message::{Message, SharedMessage};
 use cantle_core::seconds::unix_time;
-use cantle_core::tool::Decision;
 
 use crate::journal::{End, Header, JournalContent, RunStore, StoreError, WorkClock};
-use crate::rules::{Action, Fact, Machine, display_arguments, tool_finished, tool_refused};
+use crate::rules::{Action, Fact, Machine, tool_started};
 
 /// Maximum depth of sub-agents whose journals are read with that of a run.
 pub(crate) const MAX_DEPTH: u32 = 16;
-
-/// The event of a complete answer.
-pub(crate) fn model_answered(
-    turn: u32,
-    message: &AssistantMessage,
-    stop: &StopReason,
-    call: &ModelCall,
-) -> EventKind {
-    EventKind::ModelAnswered {
-        turn,
-        text: message.text(),
-        tool_calls: message.tool_calls().count(),
-        usage: call.usage,
-        usage_estimated: call.estimated,
-        cost_usd: call.cost_usd,
-        list_price_date: call.list_price_date.clone(),
-        served_by: call.served_by.clone(),
-        stop: Some(stop.clone()),
-        duration: call.duration,
-    }
-}
-
-/// The event of a call that starts.
-pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
-    EventKind::ToolStarted {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        arguments: display_arguments(call),
-    }
-}
 
 impl RunStore {
     /// Returns the durable events of a run in order, reconstructed from its journal; those of a sub-agent follow the
@@ -112,8 +79,6 @@ struct JournalEvents<'a> {
     number: u64,
     /// Attempts at the current model call that failed.
     failed_attempts: u32,
-    /// The calls of the current turn.
-    calls: Vec<ToolCall>,
     events: &'a mut Vec<Event>,
 }
 
@@ -141,7 +106,6 @@ impl<'a> JournalEvents<'a> {
             clock: WorkClock::new(header.time),
             number: 0,
             failed_attempts: 0,
-            calls: Vec::new(),
             events,
         };
         journal.started(header, parent_call);
@@ -185,14 +149,6 @@ impl<'a> JournalEvents<'a> {
     fn fact(&mut self, fact: Fact) -> Result<(), StoreError> {
         self.clock.add(&fact);
         match &fact {
-            Fact::ModelAnswered {
-                message,
-                stop,
-                call,
-            } => {
-                let answered = model_answered(self.machine.turns() + 1, message, stop, call);
-                self.push(answered);
-            }
             Fact::AttemptFailed {
                 reason,
                 after,
@@ -210,50 +166,19 @@ impl<'a> JournalEvents<'a> {
                     cost_usd: call.cost_usd,
                 });
             }
-            Fact::HookMessage { content } => {
-                let text = content.text();
-                self.push(EventKind::UserMessage { text });
-            }
-            Fact::CallDecided { index, decision } => {
-                if let Some(call) = self.calls.get_mut(*index)
-                    && let Decision::Edit { arguments, .. } = decision
-                {
-                    call.arguments.clone_from(arguments);
+            Fact::CallStarted { index, .. } => self.call_started(*index)?,
+            _ => {
+                if let Some(event) = self.machine.event(&fact) {
+                    self.push(event);
                 }
             }
-            Fact::CallStarted { index, .. } => self.call_started(*index)?,
-            Fact::CallFinished { index, outcome } => {
-                let has_started = self.machine.has_started(*index);
-                let finished = self.calls.get(*index).map(|call| match has_started {
-                    true => tool_finished(call, outcome),
-                    false => tool_refused(call, &outcome.content.text()),
-                });
-                finished.into_iter().for_each(|event| self.push(event));
-            }
-            _ => {}
         }
-        let is_answer = matches!(fact, Fact::ModelAnswered { .. });
-        let is_resumed = matches!(fact, Fact::Resumed { .. });
         self.machine.apply(fact);
-        if is_answer {
-            let mut messages = self.machine.messages().iter().rev();
-            let answer = messages.find_map(|message| match &**message {
-                Message::Assistant(message) => Some(message),
-                _ => None,
-            });
-            // The ids of its calls are unique now.
-            let calls = answer.into_iter().flat_map(AssistantMessage::tool_calls);
-            self.calls = calls.cloned().collect();
-        }
-        if is_resumed {
-            let turns = self.machine.turns();
-            self.push(EventKind::RunResumed { turns });
-        }
         Ok(())
     }
 
     fn call_started(&mut self, index: usize) -> Result<(), StoreError> {
-        let Some(call) = self.calls.get(index).cloned() else {
+        let Some(call) = self.machine.call(index) else {
             return Ok(());
         };
         self.push(tool_started(&call));

@@ -71,8 +71,6 @@ impl Hub {
     pub(crate) fn emit_with(&self, kind: impl FnOnce() -> EventKind) {
         if self.is_watched() {
             self.emit(kind());
-        } else {
-            self.queue.lock().next_number += 1;
         }
     }
 

@@ -1,14 +1,11 @@
 //! The actions that the state machine asks for. They follow from facts and are never written down.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::message::ToolCall;
 use cantle_core::tool::Decision;
-use serde_json::Value;
 
-use super::fact::CallOutcome;
 use crate::error::RunError;
 
 /// The result of a run: a finish call, `None` for an answer in text, or an error.
@@ -48,37 +45,4 @@ pub(crate) enum SummaryAttempt {
     TextOnly,
     /// Without tools.
     WithoutTools,
-}
-
-/// The event of a call that started and ended.
-pub(crate) fn tool_finished(call: &ToolCall, outcome: &CallOutcome) -> EventKind {
-    EventKind::ToolFinished {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        result: outcome.content.text(),
-        success: outcome.success,
-        arguments_valid: outcome.arguments_valid,
-        arguments: None,
-        metadata: outcome.metadata.clone(),
-        duration: outcome.duration,
-    }
-}
-
-/// The event of a call that was answered without running.
-pub(crate) fn tool_refused(call: &ToolCall, result: &str) -> EventKind {
-    EventKind::ToolFinished {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        result: result.to_owned(),
-        success: false,
-        arguments_valid: true,
-        arguments: Some(display_arguments(call)),
-        metadata: None,
-        duration: Duration::ZERO,
-    }
-}
-
-/// Returns arguments for display: as JSON if they are, else the model's text.
-pub(crate) fn display_arguments(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }

@@ -23,13 +23,11 @@ mod turn;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::action::{
-    Action, RunEnd, SummaryAttempt, display_arguments, tool_finished, tool_refused,
-};
+pub(crate) use self::action::{Action, RunEnd, SummaryAttempt};
 pub(crate) use self::budget::BudgetState;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};
-pub(crate) use self::machine::Machine;
+pub(crate) use self::machine::{Machine, tool_started};
 pub use self::settings::TextAnswers;
 pub(crate) use self::settings::default_max_repeats;
 pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};

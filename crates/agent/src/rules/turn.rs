@@ -114,9 +114,14 @@ impl Turn {
         })
     }
 
-    /// The name of the tool that a call calls.
-    pub(super) fn tool(&self, index: usize) -> Option<&str> {
-        Some(&self.calls.get(index)?.call.name)
+    /// A call, with the arguments that were decided on.
+    pub(super) fn call(&self, index: usize) -> Option<Arc<ToolCall>> {
+        let slot = self.calls.get(index)?;
+        let mut call = Arc::clone(&slot.call);
+        if let Some(Decision::Edit { arguments, .. }) = &slot.decision {
+            Arc::make_mut(&mut call).arguments.clone_from(arguments);
+        }
+        Some(call)
     }
 
     fn refuse_unknown(&mut self, tools: &HashMap<String, ToolTraits>) {

@@ -23,13 +23,11 @@ use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
-use crate::events;
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
 use crate::rules::{
-    Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_finished,
-    tool_refused,
+    Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_started,
 };
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
@@ -265,10 +263,8 @@ impl Driver {
         match decision {
             Decision::Edit { arguments, by_hook } => call.edit(arguments, by_hook),
             Decision::Reject { reason } => {
-                let text = format!("Not run: {reason}");
-                let hub = &self.scope.hub;
-                hub.emit_with(|| tool_refused(&call.call, &text));
-                return self.record_outcome(index, not_run(text));
+                let outcome = not_run(format!("Not run: {reason}"));
+                return self.record_outcome(index, outcome);
             }
             _ => {}
         }
@@ -299,7 +295,7 @@ impl Driver {
             return;
         };
         let call = &running.call;
-        self.scope.hub.emit_with(|| events::tool_started(call));
+        self.scope.hub.emit_with(|| tool_started(call));
         let cx = self.tool_context(&call.id, &self.calls_token);
         let sub_agent = tool.sub_agent.as_ref();
         running.sub_agent = sub_agent.map(|_| Arc::new(SubAgentCall::new(&self.scope, &call.id)));
@@ -341,20 +337,16 @@ impl Driver {
     }
 
     fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
-        if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
-            // It ends after the run is resumed.
-            if outcome.suspended {
-                if let Some(ledger) = outcome.sub_agent {
-                    let tool = call.name.clone();
-                    self.record(Fact::SubAgentSuspended { tool, ledger })?;
-                }
-                return self.record(Fact::CallSuspended { index });
+        let call = self.calls.remove(&index);
+        // It ends after the run is resumed.
+        if let Some(RunningCall { call, .. }) = call
+            && outcome.suspended
+        {
+            if let Some(ledger) = outcome.sub_agent {
+                let tool = call.name.clone();
+                self.record(Fact::SubAgentSuspended { tool, ledger })?;
             }
-            let has_started = self.machine.has_started(index);
-            self.scope.hub.emit_with(|| match has_started {
-                true => tool_finished(&call, &outcome),
-                false => tool_refused(&call, &outcome.content.text()),
-            });
+            return self.record(Fact::CallSuspended { index });
         }
         self.record_outcome(index, outcome)
     }
@@ -478,10 +470,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Appends a fact to the journal, and applies it.
+    /// Appends a fact to the journal, emits its event, and applies it.
     pub(super) fn record(&mut self, fact: Fact) -> Result<(), RunError> {
         if let Some(journal) = &self.journal {
             journal.record(&fact)?;
+        }
+        let hub = &self.scope.hub;
+        if hub.is_watched()
+            && let Some(event) = self.machine.event(&fact)
+        {
+            hub.emit(event);
         }
         self.machine.apply(fact);
         Ok(())

@@ -288,14 +288,15 @@ impl RunTask {
         if recorded.is_err() {
             return (machine, Some(journal), recorded);
         }
+        let event = machine.event(&fact);
         machine.apply(fact);
         // Calls that were interrupted are in the ledger now.
         let models = self.resources.agent.models();
         let budget = &self.scope.budget;
         budget.carry_over(machine.ledger(), &models, time_used);
-        self.scope.hub.emit(EventKind::RunResumed {
-            turns: machine.turns(),
-        });
+        if let Some(event) = event {
+            self.scope.hub.emit(event);
+        }
         (machine, Some(journal), recorded)
     }
 

@@ -20,7 +20,6 @@ use tracing::Instrument as _;
 
 use super::drive::{Driver, LAST_TURN, out_of_time};
 use crate::error::RunError;
-use crate::events;
 use crate::hooks::{BeforeModel, guarded};
 use crate::rules::{Fact, ModelFailure, SummaryAttempt};
 use crate::spans;
@@ -115,8 +114,6 @@ impl Driver {
             Err(fact) => *fact,
             Ok((completion, call)) => {
                 let Completion { message, stop, .. } = completion;
-                let hub = &self.scope.hub;
-                hub.emit_with(|| events::model_answered(turn, &message, &stop, &call));
                 Fact::ModelAnswered {
                     message: Box::new(message),
                     stop,
@@ -148,8 +145,6 @@ impl Driver {
             BeforeModel::Ask => Ok(None),
             BeforeModel::Stop { reason } => Ok(Some(Fact::Stopped { reason })),
             BeforeModel::Tell(content) => {
-                let text = content.text();
-                self.scope.hub.emit(EventKind::UserMessage { text });
                 self.record(Fact::HookMessage { content })?;
                 Ok(None)
             }

@@ -6,9 +6,10 @@ use cantle_core::event::Finish;
 use cantle_core::message::Message;
 use serde_json::Value;
 
+use super::events::tool_finished;
 use super::{Activity, Machine, Status, TextAnswerCounter};
 use crate::error::RunError;
-use crate::rules::action::{Action, tool_finished};
+use crate::rules::action::Action;
 use crate::rules::budget::BudgetPhase;
 use crate::rules::fact::CallOutcome;
 use crate::rules::overflow::OverflowCounter;

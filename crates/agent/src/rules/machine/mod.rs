@@ -1,5 +1,6 @@
 //! The state machine of a run.
 
+mod events;
 #[cfg(test)]
 mod inspection;
 mod interruption;
@@ -19,7 +20,7 @@ use cantle_core::message::{
 };
 
 use crate::error::{RunError, RunErrorKind};
-use crate::rules::action::{Action, RunEnd, SummaryAttempt, tool_refused};
+use crate::rules::action::{Action, RunEnd, SummaryAttempt};
 use crate::rules::budget::{BudgetPhase, BudgetState, budget_error, unknown_cost_error};
 use crate::rules::conversation::{Conversation, extract_images};
 use crate::rules::fact::{CallOutcome, Fact, ModelFailure, SubAgentEnded};
@@ -30,6 +31,8 @@ use crate::rules::settings::{Rules, ToolTraits};
 use crate::rules::standing::StandingApproval;
 use crate::rules::turn::{CallResult, CallSlot, Turn};
 
+use self::events::tool_refused;
+pub(crate) use self::events::tool_started;
 use self::text_answers::TextAnswerCounter;
 
 /// The message after an answer that was cut off.
@@ -151,6 +154,14 @@ impl Machine {
     /// Whether a call of the turn has started.
     pub(crate) fn has_started(&self, index: usize) -> bool {
         matches!(&self.activity, Activity::Calling(turn) if turn.has_started(index))
+    }
+
+    /// A call of the turn, with the arguments that were decided on.
+    pub(crate) fn call(&self, index: usize) -> Option<Arc<ToolCall>> {
+        match &self.activity {
+            Activity::Calling(turn) => turn.call(index),
+            _ => None,
+        }
     }
 
     /// The approvals that hold for later calls.
@@ -349,14 +360,14 @@ impl Machine {
         let Activity::Calling(turn) = &mut self.activity else {
             return;
         };
-        let Some(tool) = turn.tool(index) else { return };
+        let Some(call) = turn.call(index) else { return };
         if turn.has_started(index) {
-            self.ledger.tool_call(tool, &outcome);
+            self.ledger.tool_call(&call.name, &outcome);
         } else {
-            self.ledger.refused_call(tool);
+            self.ledger.refused_call(&call.name);
         }
         if let Some(ledger) = outcome.sub_agent.take() {
-            self.ledger.sub_agent(tool, *ledger);
+            self.ledger.sub_agent(&call.name, *ledger);
         }
         self.has_background_processes |= outcome.has_background_processes;
         turn.call_finished(index, outcome);
