@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 /// The progress of one sub-agent and those below it.
 #[derive(Debug, Default)]
-pub(crate) struct Progress(Mutex<ProgressState>);
+pub(crate) struct SubAgentProgress(Mutex<ProgressState>);
 
 /// The progress at one moment.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ impl ProgressState {
     }
 }
 
-impl Progress {
+impl SubAgentProgress {
     pub(crate) fn snapshot(&self) -> ProgressState {
         self.0.lock().clone()
     }
@@ -184,7 +184,7 @@ mod tests {
             (RunId::new(), finished(1, &Ledger::default())),
             (run, finished(2, &ledger)),
         ];
-        let progress = Progress::default();
+        let progress = SubAgentProgress::default();
         for (number, (of, kind)) in (0..).zip(events) {
             let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
             progress.update(&event, run);
@@ -221,7 +221,7 @@ mod tests {
             (run, summary),
             (run, answered(5)),
         ];
-        let progress = Progress::default();
+        let progress = SubAgentProgress::default();
         for (number, (of, kind)) in (0..).zip(events) {
             let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
             progress.update(&event, run);

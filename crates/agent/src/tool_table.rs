@@ -36,7 +36,7 @@ impl ToolTable {
                 finishes,
                 concurrency_safe: properties.concurrency_safe,
                 polls: properties.polls,
-                resumes: properties.repeatable,
+                repeatable: properties.repeatable,
                 accepts_text: properties.accepts_text,
             };
             specs.push(tool.tool.spec().clone());

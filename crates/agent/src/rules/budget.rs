@@ -40,16 +40,16 @@ pub(super) enum BudgetPhase {
     /// The model will be informed before its next turn.
     Exhausted(BudgetState),
     /// The model was informed that its next turn is the last.
-    FinalTurnAnnounced(BudgetState),
+    LastTurnAnnounced(BudgetState),
     /// The last turn was made.
-    FinalTurn(BudgetState),
+    LastTurn(BudgetState),
 }
 
 impl BudgetPhase {
     pub(super) fn exhausted(self) -> Option<BudgetState> {
         match self {
             Self::Available => None,
-            Self::Exhausted(state) | Self::FinalTurnAnnounced(state) | Self::FinalTurn(state) => {
+            Self::Exhausted(state) | Self::LastTurnAnnounced(state) | Self::LastTurn(state) => {
                 Some(state)
             }
         }

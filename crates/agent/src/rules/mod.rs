@@ -5,7 +5,10 @@
 //! was cancelled. A journal of facts therefore is a run: cancelling, resuming and testing are one
 //! mechanism, even while the calls of one turn run side by side.
 //!
-//! Nothing in here depends on the rest of the crate but for errors.
+//! Start at `fact` (the input), `action` (the output) and `Machine::apply`. Of the machine's state,
+//! `turn` owns the calls of the current turn, `conversation` the messages, and `ledger` the totals.
+//!
+//! Nothing in here depends on the rest of the crate but for errors and the resources of budgets.
 
 mod action;
 mod budget;

@@ -5,7 +5,7 @@ use cantle_core::message::{Message, SharedMessage, UserKind, UserMessage};
 use super::summary::is_summary;
 
 /// Consecutive overflows without progress after which the run ends.
-const MAX_STRIKES: u32 = 3;
+const MAX_WITHOUT_PROGRESS: u32 = 3;
 
 /// Counts overflows, so that a window that is too small ends the run. A dropped turn does not
 /// count against the turns, so no other rule would.
@@ -13,7 +13,7 @@ const MAX_STRIKES: u32 = 3;
 pub(super) struct OverflowCounter {
     /// The highest number of turns at an overflow.
     most_turns: u32,
-    strikes: u32,
+    without_progress: u32,
 }
 
 impl OverflowCounter {
@@ -21,10 +21,10 @@ impl OverflowCounter {
     pub(super) fn count(&mut self, turns: u32) -> bool {
         if turns > self.most_turns {
             self.most_turns = turns;
-            self.strikes = 0;
+            self.without_progress = 0;
         }
-        self.strikes += 1;
-        self.strikes <= MAX_STRIKES
+        self.without_progress += 1;
+        self.without_progress <= MAX_WITHOUT_PROGRESS
     }
 }
 

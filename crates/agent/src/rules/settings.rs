@@ -71,8 +71,9 @@ pub(crate) struct ToolTraits {
     pub(crate) polls: bool,
     /// Whether an answer in text may end the run in place of a call of this finish tool.
     pub(crate) accepts_text: bool,
-    /// Whether a call started by an earlier process continues where it was (a sub-agent's).
-    pub(crate) resumes: bool,
+    /// Whether a call whose result was lost with an earlier process is made again.
+    #[serde(rename = "resumes")]
+    pub(crate) repeatable: bool,
 }
 
 /// A number of images and their size.

@@ -35,9 +35,11 @@ pub(super) const SUSPENDED: &str =
 /// The calls of a turn while they are decided on and run.
 #[derive(Debug)]
 pub(super) struct Turn {
+    /// In the order of the model's answer. An index in a fact or an action is one in this list.
     calls: Vec<CallSlot>,
-    /// Indices of calls that have not been handed out, in the order in which they will be.
+    /// Indices of the calls for which no action was returned yet, in the order of execution.
     waiting: VecDeque<usize>,
+    /// Number of calls that are decided on or run.
     running: usize,
 }
 
@@ -244,7 +246,7 @@ impl Turn {
     pub(super) fn interrupted(&self) -> Vec<(usize, Arc<ToolCall>)> {
         let slots = self.calls.iter().enumerate();
         slots
-            .filter(|(_, slot)| slot.is_open() && slot.started.is_some() && !slot.resumes())
+            .filter(|(_, slot)| slot.is_open() && slot.started.is_some() && !slot.is_repeatable())
             .map(|(index, slot)| (index, Arc::clone(&slot.call)))
             .collect()
     }
@@ -321,8 +323,8 @@ impl CallSlot {
         self.traits.is_some_and(|traits| traits.finishes)
     }
 
-    fn resumes(&self) -> bool {
-        self.traits.is_some_and(|traits| traits.resumes)
+    fn is_repeatable(&self) -> bool {
+        self.traits.is_some_and(|traits| traits.repeatable)
     }
 
     fn runs_side_by_side(&self) -> bool {

@@ -20,7 +20,7 @@ use tracing::{Instrument as _, Span};
 
 use super::approve;
 use super::resources::SessionResources;
-use super::tool_call::RunningCall;
+use super::tool_call::ActiveCall;
 use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
 use crate::hooks::{AtFinish, guarded};
@@ -34,7 +34,7 @@ use crate::spans;
 use crate::time::unix_seconds;
 
 /// Maximum duration of the last turn once a time budget is exhausted.
-pub(super) const LAST_TURN: Duration = Duration::from_secs(60);
+pub(super) const LAST_TURN_TIME: Duration = Duration::from_secs(60);
 
 /// Time in which cancelled calls may end by themselves.
 const CANCEL_GRACE: Duration = Duration::from_secs(3);
@@ -51,15 +51,15 @@ pub(super) struct Driver {
     pub(super) facts: UnboundedReceiver<Box<Fact>>,
     /// Cancels the calls of the turn.
     calls_token: CancellationToken,
-    tasks: JoinSet<(usize, CallEvent)>,
+    tasks: JoinSet<(usize, CallTaskResult)>,
     /// Calls that are being decided on or run, by their index in the turn.
-    calls: BTreeMap<usize, RunningCall>,
+    calls: BTreeMap<usize, ActiveCall>,
     /// Calls that start as soon as the facts so far are on disk.
-    ready: Vec<(usize, RunningCall)>,
+    ready: Vec<(usize, ActiveCall)>,
 }
 
 /// The result of a task that works on a call.
-enum CallEvent {
+enum CallTaskResult {
     Decided(Decision, Option<StandingApproval>),
     Finished(Box<CallOutcome>),
     /// A hook panicked.
@@ -162,7 +162,7 @@ impl Driver {
     async fn wait(&mut self) -> Result<(), RunError> {
         let is_last_turn = self.machine.is_last_turn();
         let grace = if is_last_turn {
-            LAST_TURN
+            LAST_TURN_TIME
         } else {
             Duration::ZERO
         };
@@ -176,7 +176,7 @@ impl Driver {
             }
             joined = self.tasks.join_next() => match joined {
                 Some(Ok((index, event))) => {
-                    self.call_event(index, event)?;
+                    self.call_task_ended(index, event)?;
                     // Time can run out just before the timer below does.
                     if !is_last_turn && self.machine.is_last_turn() {
                         self.stop_calls("The run's time was over").await?;
@@ -201,11 +201,11 @@ impl Driver {
         }
     }
 
-    fn call_event(&mut self, index: usize, event: CallEvent) -> Result<(), RunError> {
+    fn call_task_ended(&mut self, index: usize, event: CallTaskResult) -> Result<(), RunError> {
         match event {
-            CallEvent::Finished(outcome) => self.finish_call(index, outcome),
-            CallEvent::HookFailed(error) => Err(error),
-            CallEvent::Decided(decision, standing) => {
+            CallTaskResult::Finished(outcome) => self.finish_call(index, outcome),
+            CallTaskResult::HookFailed(error) => Err(error),
+            CallTaskResult::Decided(decision, standing) => {
                 let Some(call) = self.calls.remove(&index) else {
                     return Ok(());
                 };
@@ -232,7 +232,7 @@ impl Driver {
     ) -> Result<(), RunError> {
         let agent = &self.resources.agent;
         let refusal = approve::refusal(&self.resources, &call);
-        let call = RunningCall::new(call);
+        let call = ActiveCall::new(call);
         if let Some(decision) = refusal.or(decision) {
             return self.apply_decision(index, call, decision);
         }
@@ -246,8 +246,8 @@ impl Driver {
         self.tasks.spawn(async move {
             let decided = approve::decide(&scope, &resources, &request, &cancellation).await;
             let event = match decided {
-                Ok((decision, standing)) => CallEvent::Decided(decision, standing),
-                Err(error) => CallEvent::HookFailed(error),
+                Ok((decision, standing)) => CallTaskResult::Decided(decision, standing),
+                Err(error) => CallTaskResult::HookFailed(error),
             };
             (index, event)
         });
@@ -257,7 +257,7 @@ impl Driver {
     fn apply_decision(
         &mut self,
         index: usize,
-        mut call: RunningCall,
+        mut call: ActiveCall,
         decision: Decision,
     ) -> Result<(), RunError> {
         match decision {
@@ -289,7 +289,7 @@ impl Driver {
         Ok(())
     }
 
-    fn start_call(&mut self, index: usize, mut running: RunningCall) {
+    fn start_call(&mut self, index: usize, mut running: ActiveCall) {
         // The state machine starts only calls of known tools.
         let Some(tool) = self.resources.tools.get(&running.call.name) else {
             return;
@@ -310,11 +310,11 @@ impl Driver {
                     if !outcome.success {
                         spans::failed(&Span::current(), &"tool_error");
                     }
-                    CallEvent::Finished(Box::new(outcome))
+                    CallTaskResult::Finished(Box::new(outcome))
                 }
                 Err(error) => {
                     spans::failed(&Span::current(), &error.kind());
-                    CallEvent::HookFailed(error)
+                    CallTaskResult::HookFailed(error)
                 }
             };
             (index, event)
@@ -339,7 +339,7 @@ impl Driver {
     fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
         let call = self.calls.remove(&index);
         // It ends after the run is resumed.
-        if let Some(RunningCall { call, .. }) = call
+        if let Some(ActiveCall { call, .. }) = call
             && outcome.suspended
         {
             if let Some(ledger) = outcome.sub_agent {
@@ -376,11 +376,11 @@ impl Driver {
                 None => break,
             };
             let outcome = match event {
-                CallEvent::Finished(outcome) => outcome,
-                CallEvent::Decided(..) => self.not_begun(reason),
+                CallTaskResult::Finished(outcome) => outcome,
+                CallTaskResult::Decided(..) => self.not_begun(reason),
                 // It is abandoned below, with what the sub-agent used.
-                CallEvent::HookFailed(_) if self.has_sub_agent(index) => continue,
-                CallEvent::HookFailed(error) => not_run(error.to_string()),
+                CallTaskResult::HookFailed(_) if self.has_sub_agent(index) => continue,
+                CallTaskResult::HookFailed(error) => not_run(error.to_string()),
             };
             self.finish_call(index, outcome)?;
         }
@@ -511,7 +511,7 @@ async fn sleep(time: Option<Duration>) {
 /// Waits until a time budget, including the time of the last turn, is exhausted.
 pub(super) async fn out_of_time(budget: &Account) -> BudgetState {
     loop {
-        match budget.time_left(LAST_TURN) {
+        match budget.time_left(LAST_TURN_TIME) {
             Some((left, state)) if left.is_zero() => return state,
             limit => sleep(limit.map(|(left, _)| left)).await,
         }

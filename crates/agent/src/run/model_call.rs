@@ -18,7 +18,7 @@ use futures_util::StreamExt as _;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::drive::{Driver, LAST_TURN, out_of_time};
+use super::drive::{Driver, LAST_TURN_TIME, out_of_time};
 use crate::error::RunError;
 use crate::hooks::{BeforeModel, guarded};
 use crate::rules::{Fact, ModelFailure, SummaryAttempt};
@@ -95,7 +95,7 @@ impl Driver {
     pub(super) async fn ask_model(&mut self, turn: u32) -> Result<(), RunError> {
         // The budget of a resumed run, or one of zero, can be exhausted before its first request.
         self.record_budget_notices(Fact::BudgetExhaustedBeforeTurn)?;
-        if let Some((left, state)) = self.scope.budget.time_left(LAST_TURN)
+        if let Some((left, state)) = self.scope.budget.time_left(LAST_TURN_TIME)
             && left.is_zero()
         {
             return self.record(Fact::OutOfTime { state, call: None });

@@ -32,7 +32,7 @@ const RESULTS: &str = ".cantle/results";
 
 /// A call that is being decided on or run.
 #[derive(Clone, Debug)]
-pub(super) struct RunningCall {
+pub(super) struct ActiveCall {
     pub(super) call: Arc<ToolCall>,
     /// The note for the model if the arguments differ from its own.
     edit_note: Option<String>,
@@ -41,7 +41,7 @@ pub(super) struct RunningCall {
     pub(super) sub_agent: Option<Arc<SubAgentCall>>,
 }
 
-impl RunningCall {
+impl ActiveCall {
     pub(super) fn new(call: Arc<ToolCall>) -> Self {
         Self {
             call,

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::journal::BackgroundAgentRecord;
-use crate::progress::{Progress, ProgressState};
+use crate::progress::{ProgressState, SubAgentProgress};
 use crate::rules::{Fact, SubAgentEnded};
 
 /// Maximum number of sub-agents that work for one run at a time.
@@ -45,7 +45,7 @@ struct BackgroundState {
 struct BackgroundAgent {
     record: BackgroundAgentRecord,
     cancellation: CancellationToken,
-    progress: Arc<Progress>,
+    progress: Arc<SubAgentProgress>,
     /// Ids of the calls that wait for its end, or waited when an earlier process recorded it.
     waiting_calls: Vec<String>,
     result: Option<String>,
@@ -189,7 +189,7 @@ impl Background {
     pub(crate) fn spawn<F>(
         &self,
         record: BackgroundAgentRecord,
-        progress: Arc<Progress>,
+        progress: Arc<SubAgentProgress>,
         work: impl FnOnce(CancellationToken) -> F,
     ) where
         F: Future<Output = ()> + Send + 'static,

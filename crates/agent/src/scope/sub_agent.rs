@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::background::SubAgentReport;
 use super::run_scope::RunScope;
 use crate::journal::RunStore;
-use crate::progress::Progress;
+use crate::progress::SubAgentProgress;
 
 /// A tool of an agent: an ordinary one, or a sub-agent.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ pub(crate) struct SubAgentCall {
     /// The calling run.
     pub(crate) scope: Arc<RunScope>,
     pub(crate) call_id: String,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<SubAgentProgress>,
     report: Mutex<Option<SubAgentReport>>,
 }
 

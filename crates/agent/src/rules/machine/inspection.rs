@@ -33,7 +33,7 @@ impl Machine {
             activity,
             status,
             budget,
-            near_limits,
+            near_budgets,
             pending_messages,
             actions: _,
             overflows,
@@ -41,15 +41,19 @@ impl Machine {
             empty_answers,
             text_answers,
             has_failed_summary,
-            standing,
+            standing_approvals,
             has_background_processes,
         } = self;
         let conversation = conversation.state();
         let progress = (rules, conversation, ledger, turns, activity, status);
         let counters = (overflows, repeats, empty_answers, text_answers);
-        let flags = (has_failed_summary, standing, has_background_processes);
+        let flags = (
+            has_failed_summary,
+            standing_approvals,
+            has_background_processes,
+        );
         format!(
-            "{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?} {flags:?}"
+            "{progress:?} {budget:?} {near_budgets:?} {pending_messages:?} {counters:?} {flags:?}"
         )
     }
 }

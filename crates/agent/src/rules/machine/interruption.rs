@@ -59,7 +59,7 @@ impl Machine {
     ) {
         self.rules = rules;
         self.actions.clear();
-        self.near_limits.clear();
+        self.near_budgets.clear();
         self.budget = BudgetPhase::Available;
         self.overflows = OverflowCounter::default();
         self.repeats.reset();
@@ -101,7 +101,7 @@ impl Machine {
             Activity::Asking => {
                 // The model was being asked: the conversation lacks only newer messages.
                 self.push_pending_messages();
-                self.ask_again();
+                self.request_turn();
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The state machine of a run.
 
+mod budgets;
 mod events;
 #[cfg(test)]
 mod inspection;
 mod interruption;
-mod limits;
 mod space;
 mod text_answers;
 
@@ -29,7 +29,7 @@ use crate::rules::overflow::OverflowCounter;
 use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
 use crate::rules::standing::StandingApproval;
-use crate::rules::turn::{CallResult, CallSlot, Turn};
+use crate::rules::turn::{CallResult, CallSlot, Turn, TurnResult};
 
 use self::events::tool_refused;
 pub(crate) use self::events::tool_started;
@@ -55,7 +55,7 @@ pub(crate) struct Machine {
     status: Status,
     budget: BudgetPhase,
     /// Budgets of which little is left, for the warning before the next turn.
-    near_limits: Vec<BudgetState>,
+    near_budgets: Vec<BudgetState>,
     /// User messages received since the last turn; sent with the next request.
     pending_messages: Vec<Content>,
     actions: VecDeque<Action>,
@@ -63,7 +63,7 @@ pub(crate) struct Machine {
     repeats: RepeatCounter,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
-    standing: HashSet<StandingApproval>,
+    standing_approvals: HashSet<StandingApproval>,
     /// Whether the model gave no summary when it was last asked for one.
     has_failed_summary: bool,
     /// Whether processes run in the sandbox that end with this process.
@@ -107,14 +107,14 @@ impl Machine {
             activity: Activity::Asking,
             status: Status::Running,
             budget: BudgetPhase::Available,
-            near_limits: Vec::new(),
+            near_budgets: Vec::new(),
             pending_messages: Vec::new(),
             actions: VecDeque::new(),
             overflows: OverflowCounter::default(),
             repeats: RepeatCounter::default(),
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
-            standing: HashSet::new(),
+            standing_approvals: HashSet::new(),
             has_failed_summary: false,
             has_background_processes: false,
         };
@@ -166,7 +166,7 @@ impl Machine {
 
     /// The approvals that hold for later calls.
     pub(crate) fn standing_approvals(&self) -> &HashSet<StandingApproval> {
-        &self.standing
+        &self.standing_approvals
     }
 
     /// The conversation so far.
@@ -191,8 +191,8 @@ impl Machine {
 
     /// Whether only a finish call is still possible: the model was informed, or time ran out.
     pub(crate) fn is_last_turn(&self) -> bool {
-        use BudgetPhase::{FinalTurn, FinalTurnAnnounced};
-        matches!(self.budget, FinalTurnAnnounced(_) | FinalTurn(_)) || self.budget.is_out_of_time()
+        use BudgetPhase::{LastTurn, LastTurnAnnounced};
+        matches!(self.budget, LastTurnAnnounced(_) | LastTurn(_)) || self.budget.is_out_of_time()
     }
 
     /// Whether processes run in the sandbox that end with this process.
@@ -235,7 +235,7 @@ impl Machine {
                     slot.decision = Some(decision);
                 }
             }
-            Fact::ApprovedAlways(approval) => _ = self.standing.insert(approval),
+            Fact::ApprovedAlways(approval) => _ = self.standing_approvals.insert(approval),
             Fact::TextAccepted => self.end(Ok(None)),
             Fact::TextRefused { feedback } => self.refuse_text(feedback),
             Fact::CallStarted { index, time } => {
@@ -259,7 +259,7 @@ impl Machine {
                 let message = UserMessage::new(UserKind::User, content);
                 self.conversation.push(Message::User(message));
             }
-            Fact::BudgetNear(state) => self.near_limits.push(state),
+            Fact::BudgetNear(state) => self.near_budgets.push(state),
             Fact::BudgetExhausted(state) => self.budget_exhausted(state),
             Fact::BudgetExhaustedBeforeTurn(state) => self.budget_exhausted_before_turn(state),
             Fact::Stopped { reason } => self.stop(RunError::new(RunErrorKind::Stopped, reason)),
@@ -293,8 +293,8 @@ impl Machine {
             return;
         }
         self.turns += 1;
-        if let BudgetPhase::FinalTurnAnnounced(state) = self.budget {
-            self.budget = BudgetPhase::FinalTurn(state);
+        if let BudgetPhase::LastTurnAnnounced(state) = self.budget {
+            self.budget = BudgetPhase::LastTurn(state);
         }
         self.conversation.make_call_ids_unique(&mut message);
         let is_empty = message.tool_calls().next().is_none() && message.text().trim().is_empty();
@@ -319,13 +319,13 @@ impl Machine {
         }
         // If time ran out, other calls would only be started to be stopped.
         let only_finish = match self.budget {
-            BudgetPhase::FinalTurn(state) => Some(state),
+            BudgetPhase::LastTurn(state) => Some(state),
             other => other.exhausted().filter(|_| other.is_out_of_time()),
         };
         let only_finish = only_finish.map(|state| format!("the run's budget is spent ({state})"));
         let mut turn = Turn::new(message.tool_calls(), &self.tools, only_finish.as_deref());
         let accepted = self
-            .accept_text(&message, stop)
+            .count_text_answer(&message, stop)
             .filter(|_| only_finish.is_none());
         self.conversation.push_turn(message, tokens, ledger_entry);
         if let Some(finish) = accepted {
@@ -348,7 +348,7 @@ impl Machine {
         }
         // From an empty answer there is nothing to continue.
         if self.rules.continue_cut_answers && !is_empty {
-            self.say(UserKind::User, CUT_OFF.to_owned());
+            self.push_user_message(UserKind::User, CUT_OFF.to_owned());
             return self.next_turn(true);
         }
         let advice = "Raise the client's output limit, or ask for smaller steps.";
@@ -396,14 +396,14 @@ impl Machine {
             if !self.has_ended() {
                 self.end(Err(RunError::cancelled()));
             }
-            return;
+        } else if turn.is_done()
+            && let Some(turn) = self.take_turn()
+        {
+            self.end_turn(turn.into_result());
         }
-        if !turn.is_done() {
-            return;
-        }
-        let Some(result) = self.take_turn().map(Turn::into_result) else {
-            return;
-        };
+    }
+
+    fn end_turn(&mut self, result: TurnResult) {
         let verdict = if result.polls {
             self.repeats.reset();
             Verdict::Fine
@@ -411,18 +411,8 @@ impl Machine {
             let limit = self.rules.max_repeats;
             self.repeats.count(&result.calls, &result.messages, limit)
         };
-        let mut images = Vec::new();
-        for mut message in result.messages {
-            if self.rules.text_only_tool_responses {
-                images.extend(extract_images(&mut message.content, &message.tool_call_id));
-            }
-            self.conversation.push(Message::Tool(message));
-        }
-        let is_answered = !result.calls.is_empty() || !images.is_empty();
-        for image in images {
-            self.conversation.push(Message::User(image));
-        }
-        self.conversation.remove_old_images(self.rules.images);
+        let has_new_input = !result.calls.is_empty();
+        self.push_results(result.messages);
         // A successful finish call ends the run even if it was stopped meanwhile.
         if let Some(finish) = result.finish {
             self.actions.retain(|it| !matches!(it, Action::End(_)));
@@ -439,7 +429,7 @@ impl Machine {
         }
         match verdict {
             Verdict::Fine => {}
-            Verdict::Warn(repeated) => self.say(
+            Verdict::Warn(repeated) => self.push_user_message(
                 UserKind::User,
                 format!(
                     "You have now made {repeated}. Doing it again will not help: try something else, \
@@ -451,13 +441,28 @@ impl Machine {
                 return self.fail(RunErrorKind::NoProgress, message);
             }
         }
-        self.next_turn(is_answered);
+        self.next_turn(has_new_input);
     }
 
-    /// Begins the next turn, unless the limits are reached. `is_answered` tells whether the model
+    /// Adds the results of calls to the conversation, and their images behind them if results are text only.
+    fn push_results(&mut self, results: Vec<ToolMessage>) {
+        let mut images = Vec::new();
+        for mut message in results {
+            if self.rules.text_only_tool_responses {
+                images.extend(extract_images(&mut message.content, &message.tool_call_id));
+            }
+            self.conversation.push(Message::Tool(message));
+        }
+        for image in images {
+            self.conversation.push(Message::User(image));
+        }
+        self.conversation.remove_old_images(self.rules.images);
+    }
+
+    /// Begins the next turn, unless the limits are reached. `has_new_input` tells whether the model
     /// has anything new to respond to.
-    fn next_turn(&mut self, is_answered: bool) {
-        if let BudgetPhase::FinalTurn(state) = self.budget {
+    fn next_turn(&mut self, has_new_input: bool) {
+        if let BudgetPhase::LastTurn(state) = self.budget {
             return self.end(Err(budget_error(state)));
         }
         let max_turns = self.rules.max_turns;
@@ -465,11 +470,11 @@ impl Machine {
             let message = format!("the task was not finished within {max_turns} turns");
             return self.fail(RunErrorKind::MaxTurns, message);
         }
-        let is_answered = is_answered
+        let has_new_input = has_new_input
             || self.warns_of_turns()
             || !self.pending_messages.is_empty()
-            || !self.near_limits.is_empty();
-        if !is_answered && self.rules.block_successive_assistant_messages {
+            || !self.near_budgets.is_empty();
+        if !has_new_input && self.rules.block_successive_assistant_messages {
             self.remind_of_finish_tools();
         }
         if self.needs_summary() {
@@ -498,14 +503,14 @@ impl Machine {
                      a finish tool."
                 ),
             };
-            self.say(UserKind::TurnWarning, warning);
+            self.push_user_message(UserKind::TurnWarning, warning);
         }
         self.conversation.remove_old_images(self.rules.images);
-        self.ask_again();
+        self.request_turn();
     }
 
-    /// Asks the model with the conversation as it is.
-    fn ask_again(&mut self) {
+    /// Asks the model for the next turn, with the conversation as it is.
+    fn request_turn(&mut self) {
         self.activity = Activity::Asking;
         self.actions.push_back(Action::AskModel {
             turn: self.turns + 1,
@@ -582,7 +587,7 @@ impl Machine {
     }
 
     /// Adds a message in the user's role.
-    fn say(&mut self, kind: UserKind, text: String) {
+    fn push_user_message(&mut self, kind: UserKind, text: String) {
         self.emit(EventKind::UserMessage { text: text.clone() });
         self.conversation
             .push(Message::User(UserMessage::new(kind, text)));

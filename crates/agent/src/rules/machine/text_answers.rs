@@ -30,8 +30,8 @@ impl TextAnswerCounter {
 }
 
 impl Machine {
-    /// Returns the finish call for which an answer in text stands, if it may end the run.
-    pub(super) fn accept_text(
+    /// Counts an answer, if it is in text. Returns the finish call for which it stands, if it may end the run.
+    pub(super) fn count_text_answer(
         &mut self,
         message: &AssistantMessage,
         stop: &StopReason,
@@ -66,7 +66,7 @@ impl Machine {
     pub(super) fn refuse_text(&mut self, feedback: String) {
         self.text_answers = TextAnswerCounter::default();
         if !self.has_ended() {
-            self.say(UserKind::User, feedback);
+            self.push_user_message(UserKind::User, feedback);
             self.next_turn(true);
         }
     }
@@ -76,7 +76,7 @@ impl Machine {
             "You replied without a tool call. If you are done, call `{}` with your answer; otherwise call a tool.",
             self.finish_tools().join("` or `")
         );
-        self.say(UserKind::User, text);
+        self.push_user_message(UserKind::User, text);
     }
 
     /// The names of the finish tools, sorted.

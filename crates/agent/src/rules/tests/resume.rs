@@ -135,7 +135,7 @@ fn an_interrupted_call_is_reported_and_does_not_run_again() {
 fn resumable(rules: Rules) -> Machine {
     let mut tools = tools();
     for traits in tools.values_mut() {
-        traits.resumes = true;
+        traits.repeatable = true;
     }
     let mut machine = Machine::new(
         rules,

@@ -13,8 +13,8 @@ impl Machine {
             BudgetPhase::Available => BudgetPhase::Exhausted(state),
             // Time stops calls, so it takes precedence over other budgets.
             BudgetPhase::Exhausted(_) if is_time => BudgetPhase::Exhausted(state),
-            BudgetPhase::FinalTurnAnnounced(_) if is_time => BudgetPhase::FinalTurnAnnounced(state),
-            BudgetPhase::FinalTurn(_) if is_time => BudgetPhase::FinalTurn(state),
+            BudgetPhase::LastTurnAnnounced(_) if is_time => BudgetPhase::LastTurnAnnounced(state),
+            BudgetPhase::LastTurn(_) if is_time => BudgetPhase::LastTurn(state),
             _ => return,
         };
         if is_time {
@@ -37,7 +37,7 @@ impl Machine {
             return;
         }
         match self.budget {
-            BudgetPhase::FinalTurnAnnounced(state) | BudgetPhase::FinalTurn(state) => {
+            BudgetPhase::LastTurnAnnounced(state) | BudgetPhase::LastTurn(state) => {
                 self.stop(budget_error(state));
             }
             BudgetPhase::Available | BudgetPhase::Exhausted(_) => self.ask(),
@@ -46,9 +46,9 @@ impl Machine {
 
     /// Informs the model of budgets that are exhausted or nearly so. Returns whether there are any.
     pub(super) fn warn_of_budgets(&mut self) -> bool {
-        let near = std::mem::take(&mut self.near_limits);
+        let near = std::mem::take(&mut self.near_budgets);
         let text = if let Some(state) = self.budget.exhausted() {
-            self.budget = BudgetPhase::FinalTurnAnnounced(state);
+            self.budget = BudgetPhase::LastTurnAnnounced(state);
             format!(
                 "The budget of this run is spent ({state}). This is the last turn: finish the task \
                  now by calling a finish tool. Nothing else will run."
@@ -63,7 +63,7 @@ impl Machine {
                 states.join(", ")
             )
         };
-        self.say(UserKind::TurnWarning, text);
+        self.push_user_message(UserKind::TurnWarning, text);
         true
     }
 }
