@@ -210,19 +210,7 @@ impl<'a> JournalEvents<'a> {
     }
 
     fn ended(&mut self, end: End) {
-        for file in end.files.saved {
-            self.push(EventKind::OutputSaved {
-                source: file.source,
-                path: file.path,
-                size_bytes: file.size_bytes,
-            });
-        }
-        for refused in end.files.refused {
-            self.push(EventKind::OutputRefused {
-                source: refused.source,
-                reason: refused.reason,
-            });
-        }
+        end.files.events().for_each(|event| self.push(event));
         self.push(EventKind::RunFinished {
             status: end.status,
             finish: end.finish,

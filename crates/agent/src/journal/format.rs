@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
 
-use cantle_core::event::{Finish, RunStatus};
+use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::Message;
 use cantle_core::sandbox::{RefusedFile, SandboxHandle, SandboxInfo, SavedOutputs};
@@ -62,6 +62,20 @@ pub(crate) struct DeliveredFiles {
 impl DeliveredFiles {
     fn is_empty(&self) -> bool {
         self.saved.is_empty() && self.refused.is_empty()
+    }
+
+    /// The events of the files.
+    pub(crate) fn events(self) -> impl Iterator<Item = EventKind> {
+        let saved = self.saved.into_iter().map(|file| EventKind::OutputSaved {
+            source: file.source,
+            path: file.path,
+            size_bytes: file.size_bytes,
+        });
+        let refused = self.refused.into_iter();
+        saved.chain(refused.map(|file| EventKind::OutputRefused {
+            source: file.source,
+            reason: file.reason,
+        }))
     }
 }
 

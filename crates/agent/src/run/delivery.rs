@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::sandbox::{
-    FileKind, RefusedFile, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
     SavedOutputs,
 };
 use serde_json::Value;
 
 use super::execute::RunTask;
 use crate::error::{RunError, RunErrorKind};
+use crate::journal::DeliveredFiles;
 
 const NO_TARGET: &str = "the caller has neither a sandbox nor an output directory to receive it";
 
@@ -31,42 +32,7 @@ impl RunTask {
         let paths = finish.params.get("paths").and_then(Value::as_array);
         let paths = paths.into_iter().flatten();
         let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
-        let resources = &self.resources;
-        let parent = resources.runs.parent.as_ref();
-        let parent_sandbox = parent
-            .filter(|parent| !parent.shares_sandbox)
-            .and_then(|parent| parent.sandbox.as_ref());
-        let saved = async {
-            let Some(sandbox) = &resources.sandbox else {
-                return Ok(SavedOutputs::default());
-            };
-            let matching = async {
-                let matched = sandbox.matching_files(&paths).await?;
-                // A name that stands for no file is refused again, with the reason, where it is read.
-                let refused = matched.refused.into_iter();
-                let (named, found): (Vec<_>, Vec<_>) =
-                    refused.partition(|it| paths.contains(&it.source));
-                let named = named.into_iter().map(|it| it.source);
-                let files = matched.files.into_iter().chain(named);
-                Ok::<_, SandboxError>((files.collect::<Vec<_>>(), found))
-            };
-            let mut outputs = SavedOutputs::default();
-            if let Some(target) = &self.scope.outputs {
-                let options = target.options.clone();
-                let (files, refused) = matching.await?;
-                outputs = sandbox.save_outputs(&files, &target.path, options).await?;
-                outputs.refused.extend(refused);
-            } else if let Some(parent) = parent_sandbox {
-                let (files, refused) = matching.await?;
-                outputs = sandbox.copy_outputs_to(&files, &**parent).await?;
-                outputs.refused.extend(refused);
-            } else if parent.is_some_and(|parent| !parent.shares_sandbox) {
-                let refused = paths.iter().map(|path| RefusedFile::new(path, NO_TARGET));
-                outputs.refused = refused.collect();
-            }
-            Ok(outputs)
-        };
-        let saved = saved.await.map_err(|error: SandboxError| {
+        let outputs = self.deliver(&paths).await.map_err(|error| {
             let kind = match error.kind() {
                 SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
                 _ => RunErrorKind::Internal,
@@ -75,28 +41,44 @@ impl RunTask {
                 format!("the task is finished, but its files could not be saved: {error}");
             RunError::new(kind, message)
         })?;
-        for file in &saved.saved {
-            if file.renamed {
-                let message = format!(
-                    "The name of the output file `{}` is taken, so it was saved as `{}`.",
-                    file.source,
-                    file.path.display()
-                );
-                self.scope.hub.emit(EventKind::Warning { message });
-            }
-            self.scope.hub.emit(EventKind::OutputSaved {
-                source: file.source.clone(),
-                path: file.path.display().to_string(),
-                size_bytes: file.size_bytes,
-            });
+        for file in outputs.saved.iter().filter(|file| file.renamed) {
+            let message = format!(
+                "The name of the output file `{}` is taken, so it was saved as `{}`.",
+                file.source,
+                file.path.display()
+            );
+            self.scope.hub.emit(EventKind::Warning { message });
         }
-        for refused in &saved.refused {
-            self.scope.hub.emit(EventKind::OutputRefused {
-                source: refused.source.clone(),
-                reason: refused.reason.clone(),
-            });
+        for event in DeliveredFiles::from(&outputs).events() {
+            self.scope.hub.emit(event);
         }
-        Ok(saved)
+        Ok(outputs)
+    }
+
+    /// Copies files to the output directory, or else to the sandbox of the calling run, unless that is the same.
+    async fn deliver(&self, names: &[String]) -> Result<SavedOutputs, SandboxError> {
+        let resources = &self.resources;
+        let parent = resources.runs.parent.as_ref();
+        let parent = parent.filter(|parent| !parent.shares_sandbox);
+        let parent_sandbox = parent.and_then(|parent| parent.sandbox.as_deref());
+        let mut outputs = SavedOutputs::default();
+        let Some(sandbox) = resources.sandbox.as_deref() else {
+            return Ok(outputs);
+        };
+        if let Some(target) = &self.scope.outputs {
+            let (files, refused) = named_files(sandbox, names).await?;
+            let options = target.options.clone();
+            outputs = sandbox.save_outputs(&files, &target.path, options).await?;
+            outputs.refused.extend(refused);
+        } else if let Some(parent_sandbox) = parent_sandbox {
+            let (files, refused) = named_files(sandbox, names).await?;
+            outputs = sandbox.copy_outputs_to(&files, parent_sandbox).await?;
+            outputs.refused.extend(refused);
+        } else if parent.is_some() {
+            let refused = names.iter().map(|name| RefusedFile::new(name, NO_TARGET));
+            outputs.refused = refused.collect();
+        }
+        Ok(outputs)
     }
 
     /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
@@ -132,4 +114,17 @@ impl RunTask {
         }
         files
     }
+}
+
+/// Returns the files that these names stand for, and those that are refused. A name that stands for no file is one of
+/// the files: it is refused, with the reason, where it is read.
+async fn named_files(
+    sandbox: &dyn Sandbox,
+    names: &[String],
+) -> Result<(Vec<String>, Vec<RefusedFile>), SandboxError> {
+    let matched = sandbox.matching_files(names).await?;
+    let refused = matched.refused.into_iter();
+    let (named, refused): (Vec<_>, _) = refused.partition(|it| names.contains(&it.source));
+    let named = named.into_iter().map(|it| it.source);
+    Ok((matched.files.into_iter().chain(named).collect(), refused))
 }
