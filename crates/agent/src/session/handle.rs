@@ -22,7 +22,7 @@ use crate::approval::Approvals;
 use crate::definition::Definition;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
-use crate::journal::{RunStore, StoreError, already_finished};
+use crate::journal::{JournalContent, RunStore, StoreError, already_finished};
 use crate::run::{ResumedRun, Run, RunOptions, RunStart, SessionResources};
 use crate::skills::Skills;
 
@@ -115,13 +115,7 @@ impl Session {
         });
         let ((content, journal), runs, skills) = read.await?;
         let header = &content.header;
-        // Of a finished run only the files can be delivered again, if the process ended before it
-        // released the sandbox.
-        let is_finished = content.is_finished();
-        if is_finished && header.sandbox.is_none() {
-            return Err(store_error(already_finished(run)));
-        }
-        let mut request = OpenRequest {
+        let request = OpenRequest {
             inputs: Vec::new(),
             durable: true,
             reattach: header.sandbox.clone(),
@@ -129,39 +123,8 @@ impl Session {
             skills: skills.clone().filter(|_| header.sandbox.is_none()),
             runs,
         };
-        let mut has_new_sandbox = false;
-        let mut session = match OpenSession::open(&agent, &request).await {
-            Err(error) if error.is_gone() && is_finished => {
-                return Err(store_error(already_finished(run)));
-            }
-            Err(error) if error.is_gone() && fresh_sandbox => {
-                request.reattach = None;
-                request.skills.clone_from(&skills);
-                has_new_sandbox = true;
-                OpenSession::open(&agent, &request).await?
-            }
-            Err(error) if error.is_gone() => {
-                let message = format!(
-                    "the sandbox of run {run} is gone, and the files in it with it ({error}); \
-                     it can go on only in a fresh one"
-                );
-                return Err(
-                    SessionError::new(SessionErrorKind::Sandbox, message).with_source(error)
-                );
-            }
-            other => other?,
-        };
-        if header.sandbox.is_none() && session.has_own_sandbox() {
-            if !fresh_sandbox {
-                session.release().await;
-                let message = format!(
-                    "the sandbox of run {run} did not outlive the program, and the files in it are \
-                     gone; it can go on only in a fresh one"
-                );
-                return Err(SessionError::new(SessionErrorKind::Sandbox, message));
-            }
-            has_new_sandbox = true;
-        }
+        let opened = open_for_run(&agent, request, &content, fresh_sandbox, skills.as_ref());
+        let (mut session, mut has_new_sandbox) = opened.await?;
         let differences = header.identity.compare(&session.resources.identity());
         if !differences.conflicts.is_empty() {
             session.release().await;
@@ -336,6 +299,52 @@ impl Session {
         }
         self.close().await
     }
+}
+
+/// Opens a session with the sandbox of a run that is resumed. If it is gone and `fresh_sandbox` is set, opens a new one
+/// with the skills. Returns whether the sandbox is a new one.
+async fn open_for_run(
+    agent: &Arc<Definition>,
+    mut request: OpenRequest,
+    content: &JournalContent,
+    fresh_sandbox: bool,
+    skills: Option<&Arc<Skills>>,
+) -> Result<(OpenSession, bool), SessionError> {
+    let (run, had_sandbox) = (content.header.run, content.header.sandbox.is_some());
+    let is_finished = content.is_finished();
+    // Of a finished run only the files can be delivered again, if the process ended before it
+    // released the sandbox.
+    if is_finished && !had_sandbox {
+        return Err(store_error(already_finished(run)));
+    }
+    let session = match OpenSession::open(agent, &request).await {
+        Err(error) if error.is_gone() && is_finished => {
+            return Err(store_error(already_finished(run)));
+        }
+        Err(error) if error.is_gone() && fresh_sandbox => {
+            request.reattach = None;
+            request.skills = skills.cloned();
+            return Ok((OpenSession::open(agent, &request).await?, true));
+        }
+        Err(error) if error.is_gone() => {
+            let message = format!(
+                "the sandbox of run {run} is gone, and the files in it with it ({error}); \
+                 it can go on only in a fresh one"
+            );
+            return Err(SessionError::new(SessionErrorKind::Sandbox, message).with_source(error));
+        }
+        other => other?,
+    };
+    let is_lost = !had_sandbox && session.has_own_sandbox();
+    if !is_lost || fresh_sandbox {
+        return Ok((session, is_lost));
+    }
+    session.release().await;
+    let message = format!(
+        "the sandbox of run {run} did not outlive the program, and the files in it are \
+         gone; it can go on only in a fresh one"
+    );
+    Err(SessionError::new(SessionErrorKind::Sandbox, message))
 }
 
 /// Loads the skills of a directory, or returns those of the parent's run. Reads files, and therefore blocks.
