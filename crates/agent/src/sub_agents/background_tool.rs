@@ -99,72 +99,93 @@ impl SubAgent {
         if let Some(record) = background.of_call(&call.call_id) {
             return Ok(started(&record));
         }
-        let new_record = || background.new_record(self.agent.name(), &call.call_id);
-        let record_of =
-            |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
-        // Held until the sub-agent is known to have begun.
-        let _place;
-        let (record, work, waits_for_journal) = match find_earlier_run(call).await? {
+        let record_of = |note: &Value| {
+            let new_record = || background.new_record(self.agent.name(), &call.call_id);
+            BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record)
+        };
+        let (record, work) = match find_earlier_run(call).await? {
+            EarlierRun::Nothing => return self.start_new(params, call, cx).await,
             EarlierRun::Unfinished(run, note) => {
                 let work = self.resume(run, call, cx).await;
-                (record_of(&note), work, false)
+                (record_of(&note), work)
             }
             EarlierRun::Ended(content) => {
                 let record = record_of(&content.header.note);
-                (record, Err(self.ended(*content, call).await), false)
-            }
-            EarlierRun::Nothing => {
-                let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
-                    let reason =
-                        "`start` needs a `task`: what to do, with everything it has to know";
-                    return Ok(output(Err(reason.to_owned())));
-                };
-                if let Some(refusal) = self.refusal(call, cx) {
-                    return Ok(refusal);
-                }
-                let record = match background.reserve(self.agent.name(), &call.call_id) {
-                    Ok((record, reserved)) => {
-                        _place = reserved;
-                        record
-                    }
-                    Err(working) => {
-                        return Ok(output(Err(format!(
-                            "{working} sub-agents work for you already. Wait for one of them, or stop one"
-                        ))));
-                    }
-                };
-                let input_files = params.input_files;
-                let params = Params { task, input_files };
-                let work = self.begin(params, call, cx, record.to_note()).await;
-                if let Err(result) = &work
-                    && result.report.is_none()
-                {
-                    return Ok(ToolOutput::failure(result.text.clone()));
-                }
-                (record, work, call.scope.store.is_some())
+                (record, Err(self.ended(*content, call).await))
             }
         };
-        match work {
-            Err(SubAgentResult { text, report, .. }) => {
-                background.insert_ended(record.clone(), text, report);
+        // Its journal exists already.
+        drop(spawn(call, &record, work));
+        Ok(started(&record).with_metadata(Metadata::uses(1)))
+    }
+
+    /// Starts a new sub-agent, unless too many work already.
+    async fn start_new(
+        &self,
+        params: BackgroundParams,
+        call: &Arc<SubAgentCall>,
+        cx: &ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
+            let reason = "`start` needs a `task`: what to do, with everything it has to know";
+            return Ok(output(Err(reason.to_owned())));
+        };
+        if let Some(refusal) = self.refusal(call, cx) {
+            return Ok(refusal);
+        }
+        let background = &call.scope.background;
+        // The place is held until the sub-agent is known to have begun.
+        let (record, _place) = match background.reserve(self.agent.name(), &call.call_id) {
+            Ok(reserved) => reserved,
+            Err(working) => {
+                return Ok(output(Err(format!(
+                    "{working} sub-agents work for you already. Wait for one of them, or stop one"
+                ))));
             }
-            Ok(work) => {
-                let (begun, has_begun) = oneshot::channel();
-                let (progress, number) = (Arc::clone(&call.progress), record.number);
-                let call = Arc::clone(call);
-                background.spawn(record.clone(), progress, |stop| {
-                    run(call, work, number, stop, begun)
-                });
-                // Once its journal exists, an interrupted start finds it again.
-                if waits_for_journal {
-                    tokio::select! {
-                        _ = has_begun => {}
-                        () = cx.cancellation.cancelled() => {}
-                    }
-                }
+        };
+        let input_files = params.input_files;
+        let params = Params { task, input_files };
+        let work = self.begin(params, call, cx, record.to_note()).await;
+        if let Err(result) = &work
+            && result.report.is_none()
+        {
+            return Ok(ToolOutput::failure(result.text.clone()));
+        }
+        let has_begun = spawn(call, &record, work);
+        // Once its journal exists, an interrupted start finds it again.
+        if let Some(has_begun) = has_begun
+            && call.scope.store.is_some()
+        {
+            tokio::select! {
+                _ = has_begun => {}
+                () = cx.cancellation.cancelled() => {}
             }
         }
         Ok(started(&record).with_metadata(Metadata::uses(1)))
+    }
+}
+
+/// Registers a sub-agent that works or has ended. Returns a receiver for the start of its first turn if it works.
+fn spawn(
+    call: &Arc<SubAgentCall>,
+    record: &BackgroundAgentRecord,
+    work: Result<SubAgentWork, SubAgentResult>,
+) -> Option<oneshot::Receiver<()>> {
+    let background = &call.scope.background;
+    let (record, number) = (record.clone(), record.number);
+    match work {
+        Err(SubAgentResult { text, report, .. }) => {
+            background.insert_ended(record, text, report);
+            None
+        }
+        Ok(work) => {
+            let (begun, has_begun) = oneshot::channel();
+            let (progress, call) = (Arc::clone(&call.progress), Arc::clone(call));
+            background.spawn(record, progress, |stop| {
+                run(call, work, number, stop, begun)
+            });
+            Some(has_begun)
+        }
     }
 }
 
