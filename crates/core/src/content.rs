@@ -67,6 +67,17 @@ impl Content {
         }
     }
 
+    /// Puts text before everything else.
+    pub fn prepend(&mut self, text: &str) {
+        match self {
+            Self::Text(rest) => rest.insert_str(0, text),
+            Self::Parts(parts) => match parts.first_mut() {
+                Some(Part::Text(rest)) => rest.insert_str(0, text),
+                _ => parts.insert(0, Part::Text(text.to_owned())),
+            },
+        }
+    }
+
     /// Iterates over the media, in order.
     pub fn media(&self) -> impl Iterator<Item = &Media> {
         let parts: &[Part] = match self {

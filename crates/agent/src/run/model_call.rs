@@ -268,30 +268,27 @@ impl Driver {
                     return Ok(Err(Box::new(Fact::OutOfTime { state, call })));
                 }
             };
-            match event {
-                Some(Ok(event)) => {
-                    if let ChatEvent::AttemptFailed(failed) = &event {
-                        let fact = self.attempt_failed(failed, &attempt);
-                        if let Fact::AttemptFailed { is_last: true, .. } = fact {
-                            return Ok(Err(Box::new(fact)));
-                        }
-                        self.record_budget_notices(Fact::BudgetExhausted)?;
-                        self.record(fact)?;
-                        self.commit().await?;
-                        attempt = Attempt::after(failed.delay, failed.next_model.clone());
-                    }
-                    attempt.add(&event);
-                    if emits_deltas {
-                        self.emit_delta(&event);
-                    }
-                    if let Some(completion) = fold.push(event) {
-                        return Ok(Ok(self.answer(completion, &attempt)));
-                    }
-                }
+            let event = match event {
+                Some(Ok(event)) => event,
                 Some(Err(error)) => break error,
-                None => {
-                    break LlmError::protocol("the stream ended without a stop reason");
+                None => break LlmError::protocol("the stream ended without a stop reason"),
+            };
+            if let ChatEvent::AttemptFailed(failed) = &event {
+                let fact = self.attempt_failed(failed, &attempt);
+                if let Fact::AttemptFailed { is_last: true, .. } = fact {
+                    return Ok(Err(Box::new(fact)));
                 }
+                self.record_budget_notices(Fact::BudgetExhausted)?;
+                self.record(fact)?;
+                self.commit().await?;
+                attempt = Attempt::after(failed.delay, failed.next_model.clone());
+            }
+            attempt.add(&event);
+            if emits_deltas {
+                self.emit_delta(&event);
+            }
+            if let Some(completion) = fold.push(event) {
+                return Ok(Ok(self.answer(completion, &attempt)));
             }
         };
         let (kind, usage) = (failure.kind(), failure.usage());

@@ -53,9 +53,9 @@ impl ActiveCall {
 
     /// Replaces the arguments.
     pub(super) fn edit(&mut self, arguments: String, by_hook: bool) {
-        let who = if by_hook { "The program" } else { "The user" };
+        let editor = if by_hook { "The program" } else { "The user" };
         self.edit_note = Some(format!(
-            "({who} changed this call before it ran. Its arguments were: {arguments})\n"
+            "({editor} changed this call before it ran. Its arguments were: {arguments})\n"
         ));
         Arc::make_mut(&mut self.call).arguments = arguments;
     }
@@ -97,7 +97,7 @@ impl ActiveCall {
             output = apply_hooks(&**hooks, call, output, finishes, finish).await?;
         }
         if let Some(note) = &self.edit_note {
-            output.content = with_note(output.content, note.clone());
+            output.content.prepend(note);
         }
         let content = truncate(output.content, resources.sandbox.as_deref()).await;
         let content = scale_images(content).await;
@@ -210,17 +210,6 @@ async fn apply_hooks(
         }
     }
     Ok(output)
-}
-
-/// Adds a note about arguments that differ from those in the model's message.
-fn with_note(content: Content, note: String) -> Content {
-    match content {
-        Content::Text(text) => Content::Text(note + &text),
-        Content::Parts(mut parts) => {
-            parts.insert(0, Part::Text(note));
-            Content::Parts(parts)
-        }
-    }
 }
 
 /// Scales images to the limits of models, once: the result is stored and sent as it is. An unreadable

@@ -132,3 +132,16 @@ fn text_and_media_are_found_among_the_parts() {
         assert!(empty.is_empty(), "{empty:?}");
     }
 }
+
+#[test]
+fn text_is_prepended_to_text_or_put_before_media() {
+    let picture = Part::Media(Media::image(PNG).expect("a picture"));
+    let text = |text: &str| Part::Text(text.to_owned());
+    let mut plain = Content::from("two");
+    plain.prepend("one ");
+    assert_eq!(plain, Content::from("one two"));
+    let mut parts = Content::Parts(vec![picture.clone()]);
+    parts.prepend("two");
+    parts.prepend("one ");
+    assert_eq!(parts, Content::Parts(vec![text("one two"), picture]));
+}

@@ -3,24 +3,15 @@
 //! It holds what varies between runs of one agent, such as the date, so that everything before it is the
 //! same for all of them.
 
-use crate::content::{Content, Part};
+use crate::content::Content;
 
 const START: &str = "<environment>\n";
 const END: &str = "\n</environment>\n\n";
 
 /// Puts a description of the environment at the head of a message. `lines` must not contain the end tag.
-pub fn describe(lines: &str, content: Content) -> Content {
-    let block = format!("{START}{}{END}", lines.trim_end());
-    match content {
-        Content::Text(text) => Content::Text(block + &text),
-        Content::Parts(mut parts) => {
-            match parts.first_mut() {
-                Some(Part::Text(text)) => text.insert_str(0, &block),
-                _ => parts.insert(0, Part::Text(block)),
-            }
-            Content::Parts(parts)
-        }
-    }
+pub fn describe(lines: &str, mut content: Content) -> Content {
+    content.prepend(&format!("{START}{}{END}", lines.trim_end()));
+    content
 }
 
 /// Returns the text of a message without the description at its head.
