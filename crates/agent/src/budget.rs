@@ -172,7 +172,7 @@ impl Account {
             .any(|account| account.budget.cost_usd.is_some())
     }
 
-    /// Returns the time left, here and above, plus `extra`; `None` if unlimited.
+    /// Returns the least time left, here and above, plus `extra`, with its budget; `None` if unlimited.
     pub(crate) fn time_left(&self, extra: Duration) -> Option<(Duration, BudgetState)> {
         let limits = self.with_parents().filter_map(|account| {
             let limit = account.budget.time?;

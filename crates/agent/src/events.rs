@@ -194,7 +194,7 @@ impl<'a> JournalEvents<'a> {
         Ok(())
     }
 
-    /// Adds the events of what follows from the facts.
+    /// Adds the events of the machine's actions.
     fn actions(&mut self) {
         while let Some(action) = self.machine.next() {
             match action {

@@ -31,7 +31,7 @@ pub(crate) struct Input {
     /// The files below `from` that a pattern matches.
     matches: Option<Vec<PathBuf>>,
     /// The entries below `from` that are copied; `None` for a file.
-    wanted: Option<HashSet<PathBuf>>,
+    entries: Option<HashSet<PathBuf>>,
     /// Files that were left out because they look like secrets.
     secrets: Vec<PathBuf>,
 }
@@ -83,14 +83,14 @@ impl Input {
     /// Returns what is to be copied.
     fn tree(&self) -> HostTree {
         let tree = HostTree::new(&self.from);
-        match self.wanted.clone() {
-            Some(wanted) => tree.with_filter(move |path, _| wanted.contains(path)),
+        match self.entries.clone() {
+            Some(entries) => tree.with_filter(move |path, _| entries.contains(path)),
             None => tree,
         }
     }
 
     /// Returns a warning that names the files that look like secrets.
-    fn left_out(&self) -> Option<String> {
+    fn secrets_warning(&self) -> Option<String> {
         if self.secrets.is_empty() {
             return None;
         }
@@ -133,10 +133,10 @@ fn plain(input: &Path, options: &InputOptions) -> Result<Input, SessionError> {
         };
         SandboxPath::from_os(name).map_err(|cause| error(cause.to_string()))?
     };
-    let (wanted, secrets) = if metadata.is_dir() {
+    let (entries, secrets) = if metadata.is_dir() {
         let InputEntries { paths, secrets } = list(input, None, options)?;
-        let wanted = paths.into_iter().map(|(path, _)| path).collect();
-        (Some(wanted), secrets)
+        let entries = paths.into_iter().map(|(path, _)| path).collect();
+        (Some(entries), secrets)
     } else {
         (None, Vec::new())
     };
@@ -144,7 +144,7 @@ fn plain(input: &Path, options: &InputOptions) -> Result<Input, SessionError> {
         from: input.to_owned(),
         to,
         matches: None,
-        wanted,
+        entries,
         secrets,
     })
 }
@@ -202,12 +202,12 @@ fn matches(pattern: &Path, options: &InputOptions) -> Result<Input, SessionError
         )));
     }
     let ancestors = found.iter().flat_map(|file| file.ancestors());
-    let wanted = ancestors.map(Path::to_owned).collect();
+    let entries = ancestors.map(Path::to_owned).collect();
     Ok(Input {
         from: base,
         to: SandboxPath::working_directory(),
         matches: Some(found),
-        wanted: Some(wanted),
+        entries: Some(entries),
         secrets,
     })
 }
@@ -221,7 +221,7 @@ pub(crate) async fn upload(
     let mut files = Vec::new();
     let mut warnings = Vec::new();
     for input in inputs {
-        warnings.extend(input.left_out());
+        warnings.extend(input.secrets_warning());
         let uploaded = sandbox
             .upload_tree(input.tree(), &input.to)
             .await

@@ -10,8 +10,10 @@
 //!
 //! - `sub_agents`: agents as tools of other agents
 //! - `agent`, `session`: definitions, and the resources that one use of them opens
-//! - `run`: the driver performs the actions of the state machine
-//! - `scope`: the state shared by everything that works on one run
+//! - `run`: the life of a run; its driver performs the actions of the state machine
+//! - `events`, `trajectory`: kept runs as events and as messages
+//! - `scope`: the state shared by everything that works on one run: `hub` (events), `budget` (accounts),
+//!   `approval` (requests)
 //! - `journal`: the durable record of a run
 //! - `rules`: the pure state machine, its facts and actions, and the ledger
 //!

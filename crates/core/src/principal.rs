@@ -1,11 +1,11 @@
-//! Who asks: on whose behalf something runs, and what they may do.
+//! Principals: on whose behalf something runs, and their permission level.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of an id.
+/// Maximum length of an id in bytes.
 const MAX_ID_BYTES: usize = 255;
 
 /// The person or program on whose behalf something runs. The program that opens a session or a sandbox says
@@ -78,7 +78,7 @@ display_as_str!(PrincipalId);
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Level {
-    /// Anybody.
+    /// A user who is not known.
     #[default]
     Guest,
     /// A known user.

@@ -11,7 +11,7 @@ use cantle_core::sandbox::{
 };
 use serde_json::Value;
 
-use super::execute::RunTask;
+use super::execute::RunLifecycle;
 use crate::error::{RunError, RunErrorKind};
 use crate::journal::DeliveredFiles;
 
@@ -26,7 +26,7 @@ const MAX_ENTRIES: usize = 100_000;
 /// Deadline of looking for them.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
 
-impl RunTask {
+impl RunLifecycle {
     /// Saves the files that a finish call names in its `paths`.
     pub(super) async fn save_outputs(&self, finish: &Finish) -> Result<SavedOutputs, RunError> {
         let paths = finish.params.get("paths").and_then(Value::as_array);

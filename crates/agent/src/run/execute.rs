@@ -1,4 +1,4 @@
-//! The task of a run: what precedes its first turn and follows its last.
+//! The life of a run: what precedes its first turn and follows its last.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,13 +70,13 @@ impl Drop for ScopeGuard {
     }
 }
 
-/// A run as the task that works on it.
-pub(super) struct RunTask {
+/// A run from its task to its outcome. Between the two, the driver works.
+pub(super) struct RunLifecycle {
     pub(super) scope: Arc<RunScope>,
     pub(super) resources: Arc<SessionResources>,
 }
 
-impl RunTask {
+impl RunLifecycle {
     /// Runs to the end.
     pub(super) async fn execute(
         self,

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tokio_util::sync::DropGuard;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::execute::{RunStart, RunTask};
+use super::execute::{RunLifecycle, RunStart};
 use super::outcome::Outcome;
 use super::resources::SessionResources;
 use crate::approval::{ApprovalRequests, DecisionError};
@@ -149,7 +149,7 @@ impl Run {
             is_cancelled_for_good: AtomicBool::new(false),
         });
         let control = RunControl(Arc::clone(&scope));
-        let task = RunTask { scope, resources };
+        let task = RunLifecycle { scope, resources };
         let task = tokio::spawn(task.execute(history, start, received));
         Self {
             events,

@@ -21,7 +21,7 @@ pub struct RunOptions {
     /// Whether the files of each run are in a directory of their own below it, which has the run's id as its name
     /// and is created with the first file.
     pub has_output_dir_per_run: bool,
-    /// How they are saved.
+    /// How the files are saved.
     pub outputs: OutputOptions,
     /// The user's directory that the runs work on. The first message names it, and its changes as the result.
     pub user_directory: Option<UserDirectory>,

@@ -65,6 +65,7 @@ impl SessionResources {
 /// A session whose runs are kept.
 pub(crate) struct KeptSession {
     pub(crate) store: RunStore,
+    /// Data for the caller that resumes a run.
     pub(crate) note: Value,
     /// The sandbox, if it outlives the process.
     pub(crate) sandbox: Option<SandboxHandle>,

@@ -62,8 +62,9 @@ pub(crate) struct SubAgentReport {
 /// The state of a background sub-agent.
 #[derive(Debug)]
 pub(crate) enum BackgroundStatus {
+    /// It works: its id and progress.
     Working(String, Box<ProgressState>),
-    /// Ended, with its result.
+    /// It has ended: its id and result.
     Ended(String, String),
 }
 

@@ -29,7 +29,7 @@ use crate::skills::Skills;
 /// An opened agent: its sandbox and tools are open, and tasks run in it one after another, each
 /// continuing the conversation.
 ///
-/// [`close`](Self::close) it when done. Dropping it is the fall-back, which can't wait and can't
+/// [`close`](Self::close) it when done. Dropping it is the fallback, which can't wait and can't
 /// report errors.
 pub struct Session {
     resources: Arc<SessionResources>,

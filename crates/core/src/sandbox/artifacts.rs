@@ -234,7 +234,7 @@ pub(super) async fn artifacts<S: Sandbox + ?Sized>(
         artifacts.refuse(directory, reason);
     }
     for (path, entry) in after.changed_since(before) {
-        // A file that an incomplete walk left out is no news.
+        // The earlier walk may have left it out, so it is not known to be new.
         if before.is_truncated && !before.entries.contains_key(path) {
             continue;
         }
