@@ -7,7 +7,7 @@ use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
-use cantle_core::tool::OpenContext;
+use cantle_core::tool::{DynTool, OpenContext};
 use serde_json::Value;
 use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -51,7 +51,7 @@ impl OpenSession {
         // Dropping this future cancels what is being opened.
         let guard = cancellation.clone().drop_guard();
         let mut sets = ToolSets::default();
-        match open_providers(agent, &mut sets, request, cancellation).await {
+        match open_resources(agent, &mut sets, request, cancellation).await {
             Ok(resources) => Ok(Self {
                 resources,
                 sets,
@@ -121,8 +121,8 @@ impl OpenSession {
     }
 }
 
-/// Opens the providers, that of the sandbox first, and copies files into the sandbox.
-async fn open_providers(
+/// Opens the providers, and copies files into the sandbox.
+async fn open_resources(
     agent: &Arc<Definition>,
     sets: &mut ToolSets,
     request: &OpenRequest,
@@ -141,21 +141,7 @@ async fn open_providers(
     if let Some(parent) = parent.filter(|parent| parent.shares_sandbox) {
         cx.sandbox.clone_from(&parent.sandbox);
     }
-    let mut tools = Vec::new();
-    for opens_sandbox in [true, false] {
-        let providers = agent.providers.iter();
-        for provider in providers.filter(|it| it.provides_sandbox() == opens_sandbox) {
-            sets.open(&**provider, cx.clone()).await?;
-            let Some(set) = sets.last() else { continue };
-            tools.extend(set.tools());
-            if let Some(sandbox) = set.sandbox()
-                && cx.sandbox.replace(sandbox).is_some()
-            {
-                let message = "more than one provider opened a sandbox";
-                return Err(SessionError::new(SessionErrorKind::Tools, message));
-            }
-        }
-    }
+    let tools = open_providers(agent, sets, &mut cx).await?;
     let tools = agent
         .tool_table(tools)
         .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
@@ -192,6 +178,30 @@ async fn open_providers(
         skills: request.skills.clone(),
         runs: request.runs.clone(),
     })
+}
+
+/// Opens the providers, that of the sandbox first, whose sandbox becomes that of the context. Returns their tools.
+async fn open_providers(
+    agent: &Definition,
+    sets: &mut ToolSets,
+    cx: &mut OpenContext,
+) -> Result<Vec<DynTool>, SessionError> {
+    let mut tools = Vec::new();
+    for opens_sandbox in [true, false] {
+        let providers = agent.providers.iter();
+        for provider in providers.filter(|it| it.provides_sandbox() == opens_sandbox) {
+            sets.open(&**provider, cx.clone()).await?;
+            let Some(set) = sets.last() else { continue };
+            tools.extend(set.tools());
+            if let Some(sandbox) = set.sandbox()
+                && cx.sandbox.replace(sandbox).is_some()
+            {
+                let message = "more than one provider opened a sandbox";
+                return Err(SessionError::new(SessionErrorKind::Tools, message));
+            }
+        }
+    }
+    Ok(tools)
 }
 
 /// Copies the skills into a sandbox. Returns the paths of the files there.
