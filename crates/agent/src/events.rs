@@ -77,8 +77,6 @@ struct JournalEvents<'a> {
     clock: WorkClock,
     /// Number of the next event.
     number: u64,
-    /// Attempts at the current model call that failed.
-    failed_attempts: u32,
     events: &'a mut Vec<Event>,
 }
 
@@ -105,7 +103,6 @@ impl<'a> JournalEvents<'a> {
             machine: Machine::new(header.rules.clone(), tools, messages.collect()),
             clock: WorkClock::new(header.time),
             number: 0,
-            failed_attempts: 0,
             events,
         };
         journal.started(header, parent_call);
@@ -148,30 +145,11 @@ impl<'a> JournalEvents<'a> {
     /// Adds the events of a fact, and applies it.
     fn fact(&mut self, fact: Fact) -> Result<(), StoreError> {
         self.clock.add(&fact);
-        match &fact {
-            Fact::AttemptFailed {
-                reason,
-                after,
-                discarded,
-                call,
-                ..
-            } => {
-                self.failed_attempts += 1;
-                self.push(EventKind::ModelRetry {
-                    attempt: self.failed_attempts + 1,
-                    after: *after,
-                    reason: reason.clone(),
-                    discarded: discarded.clone(),
-                    usage: call.usage,
-                    cost_usd: call.cost_usd,
-                });
-            }
-            Fact::CallStarted { index, .. } => self.call_started(*index)?,
-            _ => {
-                if let Some(event) = self.machine.event(&fact) {
-                    self.push(event);
-                }
-            }
+        if let Fact::CallStarted { index, .. } = &fact {
+            self.call_started(*index)?;
+        }
+        if let Some(event) = self.machine.event(&fact) {
+            self.push(event);
         }
         self.machine.apply(fact);
         Ok(())
@@ -198,13 +176,9 @@ impl<'a> JournalEvents<'a> {
     fn actions(&mut self) {
         while let Some(action) = self.machine.next() {
             match action {
-                Action::AskModel { turn } => {
-                    self.failed_attempts = 0;
-                    self.push(EventKind::TurnStarted { turn });
-                }
-                Action::Summarize { .. } => self.failed_attempts = 0,
+                Action::AskModel { turn } => self.push(EventKind::TurnStarted { turn }),
                 Action::Emit(event) => self.push(*event),
-                Action::StartCall { .. } | Action::AcceptText { .. } | Action::End(_) => {}
+                _ => {}
             }
         }
     }

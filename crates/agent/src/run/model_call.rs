@@ -206,14 +206,6 @@ impl Driver {
     /// Returns the fact of a failed attempt.
     fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
         let call = self.wasted_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
-        self.scope.hub.emit(EventKind::ModelRetry {
-            attempt: failed.attempt + 1,
-            after: failed.delay,
-            reason: failed.reason.clone(),
-            discarded: attempt.text.clone(),
-            usage: call.usage,
-            cost_usd: call.cost_usd,
-        });
         Fact::AttemptFailed {
             error_kind: failed.kind,
             reason: failed.reason.clone(),

@@ -32,6 +32,20 @@ impl Machine {
                 stop: Some(stop.clone()),
                 duration: call.duration,
             }),
+            Fact::AttemptFailed {
+                after,
+                reason,
+                discarded,
+                call,
+                ..
+            } => Some(EventKind::ModelRetry {
+                attempt: self.failed_attempts + 2,
+                after: *after,
+                reason: reason.clone(),
+                discarded: discarded.clone(),
+                usage: call.usage,
+                cost_usd: call.cost_usd,
+            }),
             Fact::HookMessage { content } => Some(EventKind::UserMessage {
                 text: content.text(),
             }),

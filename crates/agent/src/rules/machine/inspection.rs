@@ -38,6 +38,7 @@ impl Machine {
             actions: _,
             overflows,
             repeats,
+            failed_attempts,
             empty_answers,
             text_answers,
             has_failed_summary,
@@ -46,7 +47,13 @@ impl Machine {
         } = self;
         let conversation = conversation.state();
         let progress = (rules, conversation, ledger, turns, activity, status);
-        let counters = (overflows, repeats, empty_answers, text_answers);
+        let counters = (
+            overflows,
+            repeats,
+            failed_attempts,
+            empty_answers,
+            text_answers,
+        );
         let flags = (
             has_failed_summary,
             standing_approvals,

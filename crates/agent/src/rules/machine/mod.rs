@@ -61,6 +61,8 @@ pub(crate) struct Machine {
     actions: VecDeque<Action>,
     overflows: OverflowCounter,
     repeats: RepeatCounter,
+    /// Failed attempts at the current model call.
+    failed_attempts: u32,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
     standing_approvals: HashSet<StandingApproval>,
@@ -112,6 +114,7 @@ impl Machine {
             actions: VecDeque::new(),
             overflows: OverflowCounter::default(),
             repeats: RepeatCounter::default(),
+            failed_attempts: 0,
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
             standing_approvals: HashSet::new(),
@@ -223,6 +226,7 @@ impl Machine {
                 call,
             } => self.model_answered(*message, &stop, call),
             Fact::AttemptFailed { call, is_last, .. } => {
+                self.failed_attempts += 1;
                 self.ledger.model_call(call);
                 if is_last {
                     self.give_up_request();
@@ -512,6 +516,7 @@ impl Machine {
     /// Asks the model for the next turn, with the conversation as it is.
     fn request_turn(&mut self) {
         self.activity = Activity::Asking;
+        self.failed_attempts = 0;
         self.actions.push_back(Action::AskModel {
             turn: self.turns + 1,
         });

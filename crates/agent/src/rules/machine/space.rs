@@ -36,6 +36,7 @@ impl Machine {
 
     pub(super) fn summarize(&mut self, attempt: SummaryAttempt) {
         self.activity = Activity::Summarizing(attempt);
+        self.failed_attempts = 0;
         self.actions.push_back(Action::Summarize { attempt });
     }
 
