@@ -32,7 +32,11 @@ impl RunLifecycle {
         let paths = finish.params.get("paths").and_then(Value::as_array);
         let paths = paths.into_iter().flatten();
         let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
-        let outputs = self.deliver(&paths).await.map_err(|error| {
+        let delivered = tokio::select! {
+            delivered = self.deliver(&paths) => delivered,
+            () = self.scope.cancellation.cancelled() => return Err(RunError::cancelled()),
+        };
+        let outputs = delivered.map_err(|error| {
             let kind = match error.kind() {
                 SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
                 _ => RunErrorKind::Internal,

@@ -113,11 +113,7 @@ impl RunLifecycle {
         };
         let mut outputs = SavedOutputs::default();
         if let Some(finish) = &finish {
-            let saved = tokio::select! {
-                saved = self.save_outputs(finish) => saved,
-                () = self.scope.cancellation.cancelled() => Err(RunError::cancelled()),
-            };
-            match saved {
+            match self.save_outputs(finish).await {
                 Ok(saved) => outputs = saved,
                 Err(failure) => error = Some(failure),
             }

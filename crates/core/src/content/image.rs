@@ -123,17 +123,6 @@ impl Content {
 }
 
 impl Media {
-    /// Verifies that an image can be decoded; audio and video are not checked. Blocks.
-    ///
-    /// # Errors
-    /// If it is damaged, truncated or too large, or there is no decoder (TIFF, Photoshop).
-    pub fn verify(&self) -> Result<(), MediaError> {
-        if self.kind() == MediaKind::Image {
-            Picture::decode(self)?;
-        }
-        Ok(())
-    }
-
     /// Reads the size of an image from its header; `None` for audio and video.
     ///
     /// # Errors
@@ -148,7 +137,7 @@ impl Media {
     /// Verifies an image and resizes it to `limits` if necessary. Audio and video are unchanged. Blocks.
     ///
     /// # Errors
-    /// As [`verify`](Self::verify), and if no size has few enough bytes.
+    /// If it is damaged, truncated or too large, there is no decoder (TIFF, Photoshop), or no size has few enough bytes.
     pub fn within(&self, limits: ImageLimits) -> Result<Self, MediaError> {
         if self.kind() != MediaKind::Image {
             return Ok(self.clone());

@@ -16,14 +16,10 @@ impl Signal {
     pub const HUP: Self = Self(1);
     /// `SIGINT`.
     pub const INT: Self = Self(2);
-    /// `SIGQUIT`.
-    pub const QUIT: Self = Self(3);
     /// `SIGKILL`.
     pub const KILL: Self = Self(9);
     /// `SIGUSR1`.
     pub const USR1: Self = Self(10);
-    /// `SIGUSR2`.
-    pub const USR2: Self = Self(12);
     /// `SIGTERM`.
     pub const TERM: Self = Self(15);
 
