@@ -21,6 +21,29 @@ use crate::sse::Event;
 /// Maximum length of a quoted server message in characters.
 const MAX_QUOTE_CHARS: usize = 1000;
 
+/// Parts of messages with status 400 that refuse the key, in lower case.
+const KEY_PHRASES: [&str; 3] = [
+    // Gemini.
+    "api key not valid",
+    "api key expired",
+    // xAI.
+    "incorrect api key",
+];
+
+/// Parts of messages with status 500 about a model for which the server has no memory, in lower case.
+const MEMORY_PHRASES: [&str; 2] = [
+    // Ollama.
+    "model requires more system memory",
+    // Ollama and llama.cpp: `cudaMalloc failed: out of memory`.
+    ": out of memory",
+];
+
+/// Parts of messages with status 500 of llama.cpp about a model that takes text only, in lower case.
+const MEDIA_PHRASES: [&str; 2] = [
+    "image input is not supported",
+    "audio input is not supported",
+];
+
 const OVERFLOW_ADVICE: &str =
     "Shorten the conversation, or use a model with a larger context window.";
 
@@ -156,10 +179,12 @@ impl ErrorContext {
     }
 
     fn report_error(&self, status: Option<u16>, report: &ErrorReport) -> LlmError {
+        let status = status.or(report.status);
         let kind = classify(status, report);
+        let summary = summary(kind, status);
         let message = match report.message.trim() {
-            "" => format!("{} (no reason given)", summary(kind)),
-            reason => format!("{}: {reason}", summary(kind)),
+            "" => format!("{summary} (no reason given)"),
+            reason => format!("{summary}: {reason}"),
         };
         let mentions_model = report.message.to_ascii_lowercase().contains("model");
         let delay = report.delay.or_else(|| delay_in_message(&report.message));
@@ -213,6 +238,9 @@ impl ErrorContext {
             }
             LlmErrorKind::InvalidRequest if error.to_string().contains("verified to stream") => {
                 "Verify the organization, or turn streaming off (`--no-stream`).".to_owned()
+            }
+            LlmErrorKind::NotFound if status == Some(500) => {
+                format!("Use a model that {base_url} has, and has the memory for.")
             }
             LlmErrorKind::NotFound if mentions_model => {
                 format!("Check the model's name, `{model}`, and that {base_url} offers it.")
@@ -317,7 +345,6 @@ fn read_report(error: &Value) -> ErrorReport {
 
 /// Derives the kind from the status, unless a name in the body is more specific.
 fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
-    let status = status.or(report.status);
     let names: Vec<&str> = report.names.iter().map(String::as_str).collect();
     let has_name = |wanted: &[&str]| names.iter().any(|name| wanted.contains(name));
 
@@ -356,13 +383,19 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
         "authentication_error",
         "no_db_connection",
     ];
+    let has_phrase = |phrases: &[&str]| phrases.iter().any(|phrase| message.contains(*phrase));
+    // LiteLLM in front of Ollama: `model 'NAME' not found`.
+    let is_missing = message.contains("model") && has_phrase(&["' not found", "\" not found"]);
     match status {
         Some(401) => LlmErrorKind::Authentication,
+        Some(400) if has_phrase(&KEY_PHRASES) => LlmErrorKind::Authentication,
         // 407 comes from a proxy that requires authentication.
         Some(402 | 403 | 407) => LlmErrorKind::Permission,
         Some(404 | 405 | 410) => LlmErrorKind::NotFound,
         Some(408) => LlmErrorKind::Timeout,
         Some(501) => LlmErrorKind::Unsupported,
+        Some(500) if is_missing || has_phrase(&MEMORY_PHRASES) => LlmErrorKind::NotFound,
+        Some(500) if has_phrase(&MEDIA_PHRASES) => LlmErrorKind::Unsupported,
         // 409 is a lock held by another request; OpenAI's own clients retry it. Groq sends 498 if it has no
         // capacity: https://console.groq.com/docs/errors
         Some(409 | 498 | 500..) => LlmErrorKind::Server,
@@ -397,8 +430,9 @@ fn is_invalid(name: &str) -> bool {
         || ["content_filter", "data_residency_mismatch"].contains(&name)
 }
 
-fn summary(kind: LlmErrorKind) -> &'static str {
+fn summary(kind: LlmErrorKind, status: Option<u16>) -> &'static str {
     match kind {
+        LlmErrorKind::NotFound if status == Some(500) => "the provider failed to load the model",
         LlmErrorKind::ContextOverflow => "the conversation exceeds the model's context window",
         LlmErrorKind::Authentication => "the provider rejected the API key",
         LlmErrorKind::Permission => "the provider denied permission for the request",

@@ -87,6 +87,54 @@ fn names_in_the_body_take_precedence() {
 }
 
 #[test]
+fn refused_keys_and_lasting_failures_are_recognized_by_their_messages() {
+    let missing =
+        r#"litellm.APIConnectionError: OllamaException - {"error":"model 'qwen3' not found"}"#;
+    let unloaded = "model requires more system memory (5.6 GiB) than is available (3.2 GiB)";
+    let allocation = "llama runner process has terminated: cudaMalloc failed: out of memory";
+    let image = "image input is not supported - hint: you may need to provide the mmproj";
+    for (status, message, expected) in [
+        (
+            400,
+            "API key not valid. Please pass a valid API key.",
+            LlmErrorKind::Authentication,
+        ),
+        (
+            400,
+            "Incorrect API key provided: sk***YA.",
+            LlmErrorKind::Authentication,
+        ),
+        (
+            400,
+            "The tool `api_key` is invalid.",
+            LlmErrorKind::InvalidRequest,
+        ),
+        (500, missing, LlmErrorKind::NotFound),
+        (500, unloaded, LlmErrorKind::NotFound),
+        (500, allocation, LlmErrorKind::NotFound),
+        (500, image, LlmErrorKind::Unsupported),
+        (500, "The model failed.", LlmErrorKind::Server),
+        (503, unloaded, LlmErrorKind::Server),
+    ] {
+        let body = json!({"error": {"message": message, "code": status}}).to_string();
+        let error = status_error(status, &[], body.as_bytes());
+        assert_eq!(error.kind(), expected, "{message}");
+    }
+    let body = json!([{"error": {"code": 400, "message": "API key not valid."}}]).to_string();
+    let error = status_error(400, &[], body.as_bytes());
+    assert_eq!(
+        error.advice(),
+        Some("Check the API key: it must be one for http://localhost:8000/v1.")
+    );
+    let body = json!({"error": {"message": unloaded}}).to_string();
+    assert_eq!(
+        with_advice(&status_error(500, &[], body.as_bytes())),
+        "the provider failed to load the model: model requires more system memory (5.6 GiB) than is available (3.2 GiB) \
+         (HTTP 500)\nUse a model that http://localhost:8000/v1 has, and has the memory for."
+    );
+}
+
+#[test]
 fn a_lasting_lack_of_quota_is_no_rate_limit() {
     let kind = |message: &str, r#type: &str| {
         let body = json!({"error": {"message": message, "type": r#type}}).to_string();
