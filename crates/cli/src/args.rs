@@ -485,11 +485,16 @@ fn exit(mut error: clap::Error) -> ! {
 /// Returns the variable of an argument, such as `--max-turns <N>`, if it has this value and no argument does.
 fn variable_with(arg: &str, value: &str) -> Option<String> {
     let flag = arg.strip_prefix("--")?.split([' ', '=', '[']).next()?;
-    let name = format!("CANTLE_{}", flag.replace('-', "_").to_uppercase());
+    let flag = flag.replace('-', "_").to_uppercase();
     let mut line = std::env::args_os();
-    let is_given = line.any(|given| given.to_string_lossy().contains(value));
-    let is_set = variable(&name).is_some_and(|set| set.contains(value));
-    (is_set && !is_given).then_some(name)
+    if line.any(|given| given.to_string_lossy().contains(value)) {
+        return None;
+    }
+    // `--listen` is a flag of `cantle serve` only.
+    let mut names = ["CANTLE_", "CANTLE_SERVE_"]
+        .map(|start| format!("{start}{flag}"))
+        .into_iter();
+    names.find(|name| variable(name).is_some_and(|set| set.contains(value)))
 }
 
 /// Returns the script that completes command lines in a shell.

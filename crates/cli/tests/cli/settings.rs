@@ -110,6 +110,10 @@ async fn each_setting_has_a_variable() {
     let flag = env.run(["run", "Hello", "--max-turns=-1"]).await;
     let named = "invalid value '-1' for '--max-turns <N>'";
     assert!(flag.stderr.contains(named), "{flag:?}");
+    let env = env.set("CANTLE_SERVE_LISTEN", "no-address");
+    let exited = env.run(["serve"]).await;
+    let named = "invalid value 'no-address' for 'CANTLE_SERVE_LISTEN (--listen <ADDRESS>)'";
+    assert!(exited.stderr.contains(named), "{exited:?}");
 }
 
 #[tokio::test]
