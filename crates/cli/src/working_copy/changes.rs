@@ -98,7 +98,7 @@ impl Version {
 
 impl Changes {
     /// Returns the files that these changes and those before have put in the user's directory.
-    fn in_place(self) -> BTreeMap<String, Option<Version>> {
+    pub(super) fn in_place(self) -> BTreeMap<String, Option<Version>> {
         let mut applied = self.applied;
         match self.status {
             Status::Pending | Status::Rejected => {}

@@ -332,8 +332,13 @@ pub(crate) async fn apply(
     Decision { text, is_complete }
 }
 
-/// Puts the files back as they were before the run.
+/// Puts the files back as they were before the run. Without changes to undo, the user's files stay, also new ones that are
+/// equal to those of the run.
 pub(crate) fn revert(copy: &WorkingCopy, changes: &mut Changes) -> anyhow::Result<String> {
+    if changes.created.is_empty() && changes.clone().in_place().is_empty() {
+        copy.sweep(changes);
+        return Ok("Nothing was reverted: no changes are applied.\n".to_owned());
+    }
     let count = copy.revert(changes)?;
     let files = plural(count as u64, "file", "files");
     Ok(format!(

@@ -102,6 +102,9 @@ async fn changes_wait_for_their_user_and_can_be_reverted() {
     let patch = apply(&env, &["--diff"]).await;
     insta::assert_snapshot!(patch.stdout);
 
+    let reverted = apply(&env, &["--revert"]).await;
+    let none = "Nothing was reverted: no changes are applied.\n";
+    assert_eq!((reverted.code, &*reverted.stdout), (Some(0), none));
     let shown = env.run(["runs", "show", "last"]).await.stdout;
     assert!(shown.contains("changes  6 files, not applied\n"), "{shown}");
     for _ in 0..2 {

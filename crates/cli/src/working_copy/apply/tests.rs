@@ -5,6 +5,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::super::changes::Change;
+use super::super::review;
 use super::*;
 
 /// Returns the copy of a directory with two links of a file, both of which a run has changed.
@@ -130,6 +131,20 @@ fn empty_directory_of_the_user_stays_if_changes_are_reverted() {
     assert!(copy.origin.join("fresh/deep/new").exists());
     assert_eq!(copy.revert(&mut changes).unwrap(), 4);
     assert_only_created_directories_are_gone(&copy);
+}
+
+#[test]
+fn files_of_the_user_stay_if_changes_that_are_not_applied_are_reverted() {
+    let (_directory, copy, mut changes) = with_new_files();
+    let own = copy.origin.join("empty/new");
+    fs::write(&own, "new").unwrap();
+    for status in [Status::Pending, Status::Rejected, Status::Reverted] {
+        changes.status = status;
+        let text = review::revert(&copy, &mut changes).unwrap();
+        assert_eq!(text, "Nothing was reverted: no changes are applied.\n");
+        assert_eq!(changes.status, status);
+        assert!(own.exists());
+    }
 }
 
 #[test]
