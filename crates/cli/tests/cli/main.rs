@@ -27,6 +27,7 @@ mod killed_deliveries;
 mod limits;
 mod mcp;
 mod mcp_clients;
+mod mcp_stdio;
 mod model_settings;
 mod outside;
 mod policy;
