@@ -288,9 +288,8 @@ impl RunArgs {
             (None, Some(_)) => ("--continue", &["profile"][..]),
             (None, None) => return None,
         };
-        let flags = self.settings.all_flags();
         let mut fixed = fixed.iter().copied();
-        let given = fixed.find(|name| flags.contains_key(*name));
+        let given = fixed.find(|name| self.settings.has_flag(name));
         let name = given.or(self.no_keep.then_some("no_keep"))?;
         let flag = name.replace('_', "-");
         Some(format!(

@@ -1,7 +1,6 @@
 //! Variables of commands, from flags and files. Their values are neither kept nor displayed.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -63,21 +62,6 @@ impl FromStr for Variable {
 }
 
 impl VariableArgs {
-    /// Returns the arguments that give another process with this environment and working directory the same variables.
-    pub(crate) fn arguments(&self) -> impl Iterator<Item = OsString> {
-        let files = self.env_file.iter().map(|path| {
-            let mut argument = OsString::from("--env-file=");
-            argument.push(path);
-            argument
-        });
-        let variables = self.env.iter().map(|Variable { name, value }| {
-            // A value that is given is already among the arguments of this process.
-            let value = value.as_ref().map(|value| format!("={}", value.expose()));
-            OsString::from(format!("--env={name}{}", value.unwrap_or_default()))
-        });
-        files.chain(variables)
-    }
-
     /// Returns the variables with the values that they have now, so that a file is read once.
     ///
     /// # Errors

@@ -103,16 +103,9 @@ impl<G> Given<G> {
         self.trust_directory
     }
 
-    /// Returns all flags by the names of their arguments, with those that are no settings.
-    pub(crate) fn all_flags(&self) -> Layer {
-        let mut flags = self.flags.clone();
-        if let Some(name) = self.profile.as_ref().filter(|_| self.is_profile_flag) {
-            flags.insert(PROFILE.to_owned(), name.as_str().into());
-        }
-        if self.trust_directory {
-            flags.insert(TRUST_DIRECTORY.to_owned(), true.into());
-        }
-        flags
+    /// Returns whether the flag of a setting, or `--profile`, was given.
+    pub(crate) fn has_flag(&self, name: &str) -> bool {
+        self.flags.contains_key(name) || (name == PROFILE && self.is_profile_flag)
     }
 }
 

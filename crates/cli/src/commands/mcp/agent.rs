@@ -11,7 +11,6 @@ use clap::Parser as _;
 use rustix::process::{Pid, Signal, kill_process};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -36,10 +35,9 @@ struct AgentParams {
 /// If `cantle run` does not accept them, or no model is configured.
 pub(super) fn run_agent(args: &McpArgs) -> anyhow::Result<DynTool> {
     let mut line: Vec<OsString> = vec!["run".into(), "--quiet".into()];
-    let flags = args.sandbox.all_flags();
-    let flags = flags.iter().flat_map(|(name, value)| flag(name, value));
-    line.extend(flags.map(OsString::from));
-    line.extend(args.variables.arguments());
+    // All other flags of `cantle mcp` are flags of `cantle run`, too.
+    let flags = std::env::args_os().skip(2).take_while(|word| word != "--");
+    line.extend(flags.filter(|word| word != "--allow-agent"));
     line.extend(args.agent_arguments.iter().map(OsString::from));
     line.push("--".into());
     let parsed = RunCli::try_parse_from(line.iter().cloned().chain(["task".into()]));
@@ -60,25 +58,6 @@ pub(super) fn run_agent(args: &McpArgs) -> anyhow::Result<DynTool> {
     });
     // The budget of a run limits its time.
     Ok(tool.with_timeout(None))
-}
-
-/// Returns the arguments that give a flag again.
-fn flag(name: &str, value: &Value) -> Vec<String> {
-    let flag = format!("--{}", name.replace('_', "-"));
-    let text = |value: &Value| {
-        value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned)
-    };
-    match value {
-        Value::Bool(true) => vec![flag],
-        Value::Bool(false) | Value::Null => Vec::new(),
-        Value::Array(values) => {
-            let each = values.iter().map(|value| format!("{flag}={}", text(value)));
-            each.collect()
-        }
-        value => vec![format!("{flag}={}", text(value))],
-    }
 }
 
 async fn perform(mut command: Command, cx: ToolContext) -> Result<ToolOutput, ToolError> {
