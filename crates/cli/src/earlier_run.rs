@@ -36,10 +36,7 @@ impl EarlierRun {
     pub(crate) fn find(name: &str, fresh_sandbox: bool) -> anyhow::Result<Self> {
         let state = StateDir::find()?;
         let store = state.runs();
-        let run = state.find_run(name)?;
-        if run.status == KeptStatus::Running {
-            bail!("run {} is in progress; stop its process first", run.run);
-        }
+        let run = state.find_idle_run(name)?;
         let saved = SavedSettings::read(run.note.clone())
             .with_context(|| format!("run {} was not started by `cantle run`", run.run))?;
         if saved.is_replay() {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use cantle::agent::KeptRun;
 use cantle::core::ids::RunId;
 use cantle::core::policy::Policy;
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,11 @@ pub(crate) struct SavedSettings {
     /// The trusted directory whose `mcp.json` the run began with. It must be trusted again.
     #[serde(default)]
     pub(crate) mcp_directory: Option<PathBuf>,
+}
+
+/// Returns the copy of a directory that a kept run works on, if it does.
+pub(crate) fn working_copy(run: &KeptRun) -> Option<WorkingCopy> {
+    SavedSettings::read(run.note.clone()).ok()?.working_copy
 }
 
 impl SavedSettings {

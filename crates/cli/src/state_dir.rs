@@ -1,14 +1,16 @@
 //! The state directory, which keeps runs and their working directories for resuming.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cantle::agent::{KeptRun, RunStore};
+use cantle::agent::{KeptRun, KeptStatus, RunStore};
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::environment::path_variable;
 
@@ -136,6 +138,16 @@ impl StateDir {
         Ok(LocalBackend::new().in_directory(workspaces))
     }
 
+    /// Returns the run of this name, on which no process works.
+    ///
+    /// # Errors
+    /// As [`find_run`](Self::find_run), and if one does.
+    pub(crate) fn find_idle_run(&self, name: &str) -> anyhow::Result<KeptRun> {
+        let run = self.find_run(name)?;
+        check_idle(&run)?;
+        Ok(run)
+    }
+
     /// Returns the run that `name` identifies: its id, a prefix of it, or `last` for the latest.
     ///
     /// # Errors
@@ -164,12 +176,39 @@ impl StateDir {
     }
 }
 
+/// Checks that no process works on a run.
+///
+/// # Errors
+/// If one does.
+pub(crate) fn check_idle(run: &KeptRun) -> anyhow::Result<()> {
+    if run.status == KeptStatus::Running {
+        bail!("run {} is in progress; stop its process first", run.run);
+    }
+    Ok(())
+}
+
 /// Returns how a removal ended: that nothing was there is no error.
 pub(crate) fn removed(result: io::Result<()>) -> io::Result<()> {
     result.or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
     })
+}
+
+/// Locks a file until it is dropped; `None` if another process has locked it.
+pub(crate) fn try_lock(path: &Path) -> io::Result<Option<File>> {
+    // NFS locks only what is open for writing, which a directory can't be.
+    let mut options = File::options();
+    let file = options
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Creates a directory that only its owner may enter.

@@ -52,7 +52,7 @@ const OF_A_PROVIDER: [&str; 6] = ["provider", "base_url", "api", "server", "rpm"
 pub(crate) struct SubAgentTable {
     /// The name of the table.
     #[serde(default)]
-    name: String,
+    pub(crate) name: String,
     description: String,
     #[serde(default)]
     share_sandbox: bool,
@@ -158,11 +158,6 @@ impl SubAgentTable {
     /// # Errors
     /// If a setting is invalid, or its provider can't be used.
     pub(crate) async fn build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
-        let named = || format!("sub-agent `{}`", self.name);
-        self.try_build(caller).await.with_context(named)
-    }
-
-    async fn try_build(&self, caller: &Caller<'_>) -> anyhow::Result<(SubAgent, WebOffer)> {
         let run = caller.config;
         let layers = self.layers(&run.layers);
         let config = RunConfig::with_policy(layers, run.policy.clone(), None)?;

@@ -12,7 +12,7 @@ use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
 use cantle::core::sandbox::{RefusedFile, SandboxPath, Survival};
-use cantle::core::tool::{Progress, Question};
+use cantle::core::tool::Progress;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -492,7 +492,7 @@ impl Task {
                     display.message("cancelling; interrupt again to exit immediately").await;
                 }
                 _ = ticks.tick(), if display.is_live() => display.redraw().await,
-                message = typed(&mut keys) => {
+                message = async { keys.as_mut()?.typed().await }, if keys.is_some() => {
                     let text = keys.as_ref().map(|keys| keys.text().to_owned());
                     display.input(text.unwrap_or_default()).await;
                     if let Some(message) = message {
@@ -501,7 +501,8 @@ impl Task {
                         control.say(message);
                     }
                 }
-                question = next_question(user) => match (question, &*user) {
+                question = async { user.as_mut()?.next_question().await },
+                    if user.is_some() => match (question, &*user) {
                     (Some(question), Some(user)) => {
                         // The model's explanation precedes the call that the question is about.
                         for _ in 0..MAX_BATCHES {
@@ -553,21 +554,5 @@ pub(crate) fn result_text(finish: &Finish, as_json: bool) -> String {
     match reason.filter(|_| !as_json && finish.tool == FINISH) {
         Some(reason) => clean(reason.trim()),
         None => clean_json(&finish.params),
-    }
-}
-
-/// Waits for the next question; forever without a user.
-async fn next_question(user: &mut Option<TerminalUser>) -> Option<Question> {
-    match user {
-        Some(user) => user.next_question().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until the user has typed something, and returns a message that is complete; forever without keys.
-async fn typed(keys: &mut Option<&mut TypedAhead>) -> Option<String> {
-    match keys {
-        Some(keys) => keys.typed().await,
-        None => std::future::pending().await,
     }
 }

@@ -248,6 +248,11 @@ pub(crate) fn dollars(amount: f64) -> String {
     format!("${amount:.4}")
 }
 
+/// Adds costs of which some are unknown; `None` if all are.
+pub(crate) fn add_costs(sum: Option<f64>, more: Option<f64>) -> Option<f64> {
+    [sum, more].into_iter().flatten().reduce(|a, b| a + b)
+}
+
 /// Formats tokens as `12.4k in (8.0k cached) · 1.2k out`, with `~` for estimates.
 pub(crate) fn tokens(usage: &TokenUsage, estimated: bool) -> String {
     let about = if estimated { "~" } else { "" };

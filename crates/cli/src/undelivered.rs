@@ -13,7 +13,6 @@ use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
 use cantle::backends::local::Reclaimed;
 use cantle::core::event::RunStatus;
 use cantle::core::ids::RunId;
-use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
@@ -21,7 +20,7 @@ use walkdir::WalkDir;
 use crate::delivery::OpenStore;
 use crate::json_file;
 use crate::result_file;
-use crate::state_dir::StateDir;
+use crate::state_dir::{StateDir, try_lock};
 
 /// The file in a directory that is locked.
 const LOCK: &str = ".cantle-lock";
@@ -139,12 +138,7 @@ pub(crate) fn read_result(directory: &Path) -> anyhow::Result<Value> {
 
 /// Locks a directory; it stays locked until the file is dropped.
 fn lock(directory: &Path) -> anyhow::Result<File> {
-    let failed = || format!("failed to lock {}", directory.display());
-    // NFS locks only what is open for writing, which a directory can't be.
-    let mut options = File::options();
-    let options = options.create(true).truncate(false).write(true);
-    let opened = options.open(directory.join(LOCK)).with_context(failed)?;
-    let in_use = || format!("another process works on {}", directory.display());
-    flock(&opened, FlockOperation::NonBlockingLockExclusive).with_context(in_use)?;
-    Ok(opened)
+    let lock = try_lock(&directory.join(LOCK))
+        .with_context(|| format!("failed to lock {}", directory.display()))?;
+    lock.with_context(|| format!("another process works on {}", directory.display()))
 }

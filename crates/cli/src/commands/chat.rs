@@ -33,7 +33,7 @@ use crate::line_editor::{Line, LineEditor};
 use crate::saved_settings::SavedSettings;
 use crate::settings::Retention;
 use crate::state_dir::StateDir;
-use crate::text::{clean, dollars, one_line, plural, size};
+use crate::text::{add_costs, clean, dollars, one_line, plural, size};
 use crate::typed_ahead::TypedAhead;
 use crate::undelivered;
 
@@ -392,10 +392,7 @@ impl Chat {
         for run in self.kept_runs() {
             count += 1;
             tokens += run.tokens;
-            cost_usd = match (cost_usd, run.cost_usd) {
-                (Some(sum), Some(cost)) => Some(sum + cost),
-                (sum, cost) => sum.or(cost),
-            };
+            cost_usd = add_costs(cost_usd, run.cost_usd);
         }
         let cost = cost_usd.map_or_else(|| "cost unknown".to_owned(), dollars);
         let messages = plural(count, "message", "messages");

@@ -11,7 +11,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::policy::Policy;
 use cantle::core::sandbox::{
-    Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, Sandbox,
+    Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, Sandbox,
     SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
@@ -63,12 +63,17 @@ pub(crate) async fn perform(
         }
     };
     let code = running.await;
-    let closed = sandbox
-        .close()
-        .await
-        .map_err(|error| sandbox_failure(FAILED, &error));
+    ended(code, sandbox.close().await)
+}
+
+/// Returns how a command ended; the first failure is the one to report.
+pub(super) fn ended(
+    code: Result<u8, Failure>,
+    closed: Result<(), SandboxError>,
+) -> Result<u8, Failure> {
     let code = code?;
-    closed.map(|()| code)
+    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
+    Ok(code)
 }
 
 /// Returns the context of a new sandbox, with progress on standard error.
@@ -176,7 +181,7 @@ pub(super) async fn forward(
         loop {
             let chunk = tokio::select! {
                 chunk = output.next() => chunk,
-                size = resized(&mut raw) => {
+                Some(size) = async { Some(raw.as_mut()?.resized().await) }, if raw.is_some() => {
                     process.resize(size).await?;
                     continue;
                 }
@@ -203,13 +208,6 @@ pub(super) async fn forward(
         let _ = write_all(&mut stderr, line.as_bytes()).await;
     }
     Ok(exit.status.shell_code())
-}
-
-async fn resized(raw: &mut Option<Raw>) -> PtySize {
-    match raw {
-        Some(raw) => raw.resized().await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn write_all<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> io::Result<()> {

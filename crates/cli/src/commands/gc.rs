@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cantle::agent::KeptRun;
 use cantle::backends::local::{LocalBackend, Reclaimed};
 use cantle::core::ids::RunId;
 use cantle::core::policy::{Policy, Strictness};
@@ -21,7 +20,7 @@ use crate::exit::{Failure, FailureExt as _};
 use crate::kept_sandbox::{self, directory_of};
 use crate::messages::warn;
 use crate::packages;
-use crate::saved_settings::SavedSettings;
+use crate::saved_settings;
 use crate::settings::KeepSettings;
 use crate::settings::layers::Layers;
 use crate::state_dir::StateDir;
@@ -118,8 +117,8 @@ async fn remove_orphans(state: &StateDir, all: &mut Reclaimed) {
         Ok(listed) => listed,
         Err(error) => return all.failed.push((state.workspaces(), error.to_string())),
     };
-    let copy = |run: &KeptRun| SavedSettings::read(run.note.clone()).ok()?.working_copy;
-    let copies = runs.iter().filter_map(copy).map(|copy| copy.directory);
+    let copies = runs.iter().filter_map(saved_settings::working_copy);
+    let copies = copies.map(|copy| copy.directory);
     // Not later: what follows may take longer than the grace period.
     let copies = unnamed(&state.working_copies(), &copies.collect());
     let mut named = HashSet::new();

@@ -11,7 +11,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES, PythonSession};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{CANCELLED, FAILED, context, forward, open, report};
+use super::exec::{CANCELLED, FAILED, context, ended, forward, open, report};
 use crate::args::PythonArgs;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _, sandbox_failure};
@@ -56,10 +56,7 @@ pub(crate) async fn perform(
         Ok(u8::try_from(exit).unwrap_or(FAILED))
     };
     let code = run.await;
-    let closed = session.close().await;
-    let code = code?;
-    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
-    Ok(code)
+    ended(code, session.close().await)
 }
 
 /// Opens the sandbox of a program, with the packages that it needs.

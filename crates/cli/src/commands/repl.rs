@@ -10,7 +10,7 @@ use cantle::core::sandbox::Channel;
 use cantle::python::{Execution, ExecutionOutcome, PythonSession, SourceFacts};
 use tokio_util::sync::CancellationToken;
 
-use super::exec::{CANCELLED, FAILED};
+use super::exec::{CANCELLED, FAILED, ended};
 use super::python::open_session;
 use crate::args::PythonArgs;
 use crate::exit::{Failure, FailureExt as _, sandbox_failure};
@@ -33,11 +33,8 @@ pub(crate) fn is_wanted(args: &PythonArgs) -> bool {
 /// Reads and executes lines until Ctrl-D, and returns the exit code.
 pub(crate) async fn perform(args: PythonArgs) -> Result<u8, Failure> {
     let session = open_session(&args, args.timeout.unwrap_or(NO_LIMIT)).await?;
-    let done = converse(&session).await;
-    let closed = session.close().await;
-    let code = done?;
-    closed.map_err(|error| sandbox_failure(FAILED, &error))?;
-    Ok(code)
+    let code = converse(&session).await;
+    ended(code, session.close().await)
 }
 
 async fn converse(session: &PythonSession) -> Result<u8, Failure> {

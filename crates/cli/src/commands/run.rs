@@ -415,7 +415,8 @@ impl Definition<'_> {
             };
             let mut web = extra_tools.web;
             for table in &self.sub_agents {
-                let built = Box::pin(table.build(&caller)).await;
+                let named = || format!("sub-agent `{}`", table.name);
+                let built = Box::pin(table.build(&caller)).await.with_context(named);
                 let (sub_agent, of_sub_agent) = built.usage()?;
                 (agent, web) = (agent.sub_agent(sub_agent), web.max(of_sub_agent));
             }

@@ -24,13 +24,13 @@ use crate::export::{self, status_name as status};
 use crate::kept_sandbox::{self, reattach, remove_sandbox};
 use crate::messages::warn;
 use crate::result_file::write_atomically;
-use crate::saved_settings::SavedSettings;
-use crate::state_dir::StateDir;
+use crate::saved_settings::{self, SavedSettings};
+use crate::state_dir::{StateDir, check_idle};
 use crate::text::{clean, dollars, duration, one_line, plural, size};
 use crate::transcript;
 use crate::undelivered;
 use crate::unfinished::Unfinished;
-use crate::working_copy::{self, Status, WorkingCopy};
+use crate::working_copy::{self, Status};
 
 /// Maximum number of characters of a task in the list.
 const TASK_CHARS: usize = 60;
@@ -98,7 +98,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             journal,
             store,
         } => {
-            let run = find_idle_run(&state, &run)?;
+            let run = state.find_idle_run(&run).usage()?;
             let Some(target) = StoreTarget::of(&directory) else {
                 check_empty(&directory)?;
                 match journal {
@@ -230,7 +230,7 @@ fn show(state: &StateDir, all: &[KeptRun], run: &KeptRun, events: &[Event]) -> S
             rows.push((name, for_decision(path)));
         }
     }
-    if let Some(copy) = working_copy(run) {
+    if let Some(copy) = saved_settings::working_copy(run) {
         rows.push(("workdir", copy.origin.display().to_string()));
         let state = copy.changes().ok().flatten().map(|it| it.describe());
         rows.extend(state.map(|state| ("changes", state)));
@@ -311,7 +311,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
     }
     let store = state.runs();
     for run in &runs {
-        check_idle(run)?;
+        check_idle(run).usage()?;
         let locked = match store.lock(run.run) {
             // It was given twice.
             Err(error) if error.kind() == StoreErrorKind::NotFound => continue,
@@ -326,7 +326,7 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
             }
             all.extend(run.sub_agents().0);
         }
-        if let Some(copy) = working_copy(&run) {
+        if let Some(copy) = saved_settings::working_copy(&run) {
             copy.remove().internal()?;
         }
         undelivered::remove(state, run.run).internal()?;
@@ -336,36 +336,16 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
     print(format!("{} removed\n", plural(count, "run", "runs")))
 }
 
-/// Returns the copy of the directory that a run works on.
-fn working_copy(run: &KeptRun) -> Option<WorkingCopy> {
-    SavedSettings::read(run.note.clone()).ok()?.working_copy
-}
-
 /// Whether the changes of a run are applied to its directory.
 pub(crate) fn is_applied(run: &KeptRun) -> bool {
-    let changes = working_copy(run).and_then(|copy| copy.changes().ok().flatten());
+    let changes = saved_settings::working_copy(run).and_then(|copy| copy.changes().ok().flatten());
     changes.is_some_and(|changes| changes.status == Status::Applied)
-}
-
-/// Finds a run that no process works on.
-fn find_idle_run(state: &StateDir, name: &str) -> Result<KeptRun, Failure> {
-    let run = state.find_run(name).usage()?;
-    check_idle(&run)?;
-    Ok(run)
-}
-
-fn check_idle(run: &KeptRun) -> Result<(), Failure> {
-    if run.status == KeptStatus::Running {
-        let message = format!("run {} is in progress; stop its process first", run.run);
-        return Err(anyhow!(message)).usage();
-    }
-    Ok(())
 }
 
 /// Applies the changes of a run, or does with them what `how` says.
 pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Result<u8, Failure> {
-    let run = find_idle_run(state, name)?;
-    let Some(copy) = working_copy(&run) else {
+    let run = state.find_idle_run(name).usage()?;
+    let Some(copy) = saved_settings::working_copy(&run) else {
         let message = format!("run {} did not work on a directory (--workdir)", run.run);
         return Err(anyhow!(message)).usage();
     };

@@ -9,7 +9,7 @@ use super::calls::CallsView;
 use super::isolation::{enforcement, isolation};
 use super::stream::{ReasoningStream, TextStream};
 use super::style::Style;
-use crate::text::{clean, clock, dollars, duration, one_line, plural, tokens};
+use crate::text::{add_costs, clean, clock, dollars, duration, one_line, plural, tokens};
 
 /// Lines of the task that are displayed.
 const TASK_LINES: usize = 6;
@@ -181,8 +181,7 @@ impl RunView {
             _ => return,
         };
         self.usage += *usage;
-        let costs = [self.cost_usd, *cost_usd].into_iter().flatten();
-        self.cost_usd = costs.reduce(|a, b| a + b);
+        self.cost_usd = add_costs(self.cost_usd, *cost_usd);
     }
 
     /// Adds text of the model, which ends its reasoning.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::content::{answer, arguments, content, data_url, iso_seconds, object, reasoning, tools};
 use super::status_name;
+use crate::text::add_costs;
 
 const VERSION: &str = "ATIF-v1.8";
 
@@ -99,8 +100,7 @@ impl<'a> Steps<'a> {
         let cost_usd = call.and_then(|call| call.cost_usd);
         if !is_copied {
             self.usage += usage;
-            let costs = [self.cost_usd, cost_usd].into_iter().flatten();
-            self.cost_usd = costs.reduce(|a, b| a + b);
+            self.cost_usd = add_costs(self.cost_usd, cost_usd);
         }
         let calls: Vec<_> = message.tool_calls().map(|call| {
             let (arguments, extra) = match arguments(&call.arguments) {

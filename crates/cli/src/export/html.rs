@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cantle::agent::KeptStatus;
 use cantle::core::escape::{for_decision, shorten};
-use cantle::core::event::EventKind;
+use cantle::core::event::{EventKind, RunStatus};
 use cantle::core::ledger::Ledger;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -21,7 +21,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::markup::escaped;
-use super::{FilePatch, RunRecord, chart, page_data};
+use super::{FilePatch, RunRecord, chart, page_data, status_name};
 use crate::display::{CommandResult, isolation, status_text};
 use crate::text::{count, dollars, duration, one_line, plural, size};
 use crate::transcript::final_answer;
@@ -150,11 +150,7 @@ impl RunRecord {
             }
         }
         let (_, status) = status(run.status);
-        let mut tiles = vec![(
-            "Status",
-            status.to_owned(),
-            plural(run.turns.into(), "turn", "turns"),
-        )];
+        let mut tiles = vec![("Status", status, plural(run.turns.into(), "turn", "turns"))];
         let cost = run.cost_usd.map_or_else(|| "unknown".to_owned(), dollars);
         let list = run.list_price.as_ref();
         let list = list.map(|(part, date)| format!("{} at list prices of {date}", dollars(*part)));
@@ -298,22 +294,15 @@ fn text(html: &mut String, name: &str, id: &str, text: &str) {
 }
 
 /// Returns the tone and the name of a status.
-fn status(status: KeptStatus) -> (&'static str, &'static str) {
-    match status {
-        KeptStatus::Running => ("busy", "Running"),
-        KeptStatus::Interrupted => ("warn", "Interrupted"),
-        KeptStatus::Ended(ended) => {
-            use cantle::core::event::RunStatus as Ended;
-            match ended {
-                Ended::Finished => ("good", "Finished"),
-                Ended::AnsweredInText => ("good", "Answered in text"),
-                Ended::LimitReached => ("warn", "Limit reached"),
-                Ended::Cancelled => ("warn", "Cancelled"),
-                Ended::ModelFailed => ("bad", "Model failed"),
-                Ended::SandboxFailed => ("bad", "Sandbox failed"),
-                _ => ("bad", "Internal error"),
-            }
-        }
-        _ => ("warn", "Unknown"),
-    }
+fn status(status: KeptStatus) -> (&'static str, String) {
+    let tone = match status {
+        KeptStatus::Running => "busy",
+        KeptStatus::Ended(RunStatus::Finished | RunStatus::AnsweredInText) => "good",
+        KeptStatus::Interrupted
+        | KeptStatus::Ended(RunStatus::LimitReached | RunStatus::Cancelled) => "warn",
+        _ => "bad",
+    };
+    let name = status_name(status).replace('_', " ");
+    let (first, rest) = name.split_at(1);
+    (tone, first.to_uppercase() + rest)
 }

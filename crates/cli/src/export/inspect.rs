@@ -14,6 +14,7 @@ use super::content::{
     answer, arguments, content, data_url, iso_time, object, plain_message, reasoning,
 };
 use super::status_name;
+use crate::text::add_costs;
 
 const VERSION: u32 = 2;
 
@@ -126,10 +127,7 @@ fn model_usage(trajectory: &Trajectory, with_sub_agents: bool) -> Value {
         for call in trajectory.model_calls.values() {
             let (usage, cost_usd) = models.entry(&call.model).or_default();
             *usage += call.usage;
-            *cost_usd = [*cost_usd, call.cost_usd]
-                .into_iter()
-                .flatten()
-                .reduce(|a, b| a + b);
+            *cost_usd = add_costs(*cost_usd, call.cost_usd);
         }
     }
     let models = models.into_iter().map(|(model, (usage, cost_usd))| {

@@ -24,7 +24,7 @@ use cantle::core::tool::ToolSpec;
 pub(crate) use self::redaction::Redactor;
 use crate::args::TranscriptFormat;
 use crate::messages::warn;
-use crate::saved_settings::SavedSettings;
+use crate::saved_settings;
 use crate::text::one_line;
 use crate::transcript;
 
@@ -185,8 +185,7 @@ impl RunRecord {
 
     /// Returns the changes to the directory that the run worked on (`--workdir`).
     fn patches(&self) -> anyhow::Result<Vec<FilePatch>> {
-        let settings = SavedSettings::read(self.run.note.clone()).ok();
-        let Some(copy) = settings.and_then(|settings| settings.working_copy) else {
+        let Some(copy) = saved_settings::working_copy(&self.run) else {
             return Ok(Vec::new());
         };
         let Some(changes) = copy.changes()? else {

@@ -19,8 +19,6 @@ use anyhow::{Context as _, bail};
 use cantle::agent::InputOptions;
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::{Sandbox, SandboxPath, Walk};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +28,7 @@ pub(crate) use self::workdir::Workdir;
 use crate::args::InputArgs;
 use crate::environment::variable;
 use crate::json_file;
-use crate::state_dir::{create_private, removed};
+use crate::state_dir::{create_private, removed, try_lock};
 
 /// The files as they were copied. After the run has ended, only those that it changed.
 const BASE: &str = "base";
@@ -61,21 +59,9 @@ pub(crate) struct WorkingCopy {
     exclude: Vec<String>,
 }
 
-/// Locks the directory of a copy until the file is dropped; `None` if another process has locked it.
-fn try_lock(directory: &Path) -> io::Result<Option<File>> {
-    let mut options = File::options();
-    let options = options.create(true).truncate(false).write(true);
-    let file = options.open(directory.join(LOCK))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// Whether a process works on the copy in this directory.
 pub(crate) fn is_locked(directory: &Path) -> bool {
-    !matches!(try_lock(directory), Ok(Some(_)))
+    !matches!(try_lock(&directory.join(LOCK)), Ok(Some(_)))
 }
 
 impl WorkingCopy {
@@ -225,7 +211,7 @@ impl WorkingCopy {
     /// # Errors
     /// If one does, or the copy is gone.
     pub(crate) fn lock(&self) -> anyhow::Result<File> {
-        let lock = try_lock(&self.directory)
+        let lock = try_lock(&self.directory.join(LOCK))
             .with_context(|| format!("the changes in {} are gone", self.directory.display()))?;
         lock.with_context(|| format!("another process works on {}", self.directory.display()))
     }
@@ -252,7 +238,8 @@ impl WorkingCopy {
     /// Removes the copy and the changes.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
         // A process that applies them would miss its files.
-        if let (Ok(Some(changes)), Ok(Some(_lock))) = (self.changes(), try_lock(&self.directory)) {
+        let lock = try_lock(&self.directory.join(LOCK));
+        if let (Ok(Some(changes)), Ok(Some(_lock))) = (self.changes(), lock) {
             self.sweep(&changes);
         }
         removed(fs::remove_dir_all(&self.directory))
