@@ -1,6 +1,5 @@
 //! Stored files: which store and catalogue a command uses.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,24 +51,13 @@ pub(crate) struct FilesArgs {
 }
 
 impl FilesArgs {
-    /// Returns a flag that was given, if there is one. Variables are for all commands.
-    pub(crate) fn flag(&self) -> Option<&'static str> {
-        let store = self.store.as_ref().map(OsStr::new);
-        let catalogue = self.catalogue.as_ref().map(OsStr::new);
-        let credentials = self.store_credentials.as_deref().map(Path::as_os_str);
-        let given = [
-            ("--store", "CANTLE_STORE", store),
-            ("--catalogue", "CANTLE_CATALOGUE", catalogue),
-            (
-                "--store-credentials",
-                "CANTLE_STORE_CREDENTIALS",
-                credentials,
-            ),
-        ];
-        let mut flags = given.into_iter().filter(|(_, variable, value)| {
-            value.is_some() && std::env::var_os(variable).as_deref() != *value
-        });
-        flags.next().map(|(flag, ..)| flag)
+    /// Returns a flag of these that was given, if there is one. Variables are for all commands.
+    pub(crate) fn given_flag() -> Option<&'static str> {
+        let mut flags = ["--store", "--catalogue", "--store-credentials"].into_iter();
+        flags.find(|flag| {
+            let mut line = std::env::args_os();
+            line.any(|word| word.to_string_lossy().split('=').next() == Some(*flag))
+        })
     }
 
     /// Opens the files, without addresses.

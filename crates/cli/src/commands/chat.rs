@@ -520,10 +520,8 @@ impl Chat {
     }
 
     async fn set_model(&mut self, name: &str) -> anyhow::Result<String> {
-        self.args
-            .settings
-            .flags
-            .insert("model".to_owned(), Value::from(name));
+        let flags = &mut self.args.settings.flags;
+        flags.insert("model".to_owned(), name.into());
         self.close(Some(KEEP)).await;
         Ok(format!("From now on: {}\n", one_line(name)))
     }

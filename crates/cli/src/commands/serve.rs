@@ -21,6 +21,7 @@ use crate::args::{Preparation, ServeArgs, TemplateArg};
 use crate::backend::{self, BackendArg};
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
+use crate::files::FilesArgs;
 use crate::messages::warn;
 use crate::settings::layers::Layers;
 use crate::state_dir::{StateDir, VARIABLE as STATE_VARIABLE, create_traversable};
@@ -33,7 +34,7 @@ pub(crate) async fn perform(
     args: ServeArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    if let (false, Some(flag)) = (args.tools.is_enabled, args.tools.files.flag()) {
+    if let (false, Some(flag)) = (args.tools.is_enabled, FilesArgs::given_flag()) {
         return Err(anyhow!("{flag} has no effect without --tools")).usage();
     }
     let layers = Layers::with_files(&args.settings).usage()?;

@@ -129,9 +129,8 @@ impl Display {
     /// Returns the plain lines of a whole run, as they are displayed where there is no terminal.
     pub(crate) fn log(events: &[Event], verbose: bool) -> String {
         let args = DisplayArgs {
-            json: false,
-            quiet: false,
             verbose,
+            ..DisplayArgs::default()
         };
         let mut display = Self::new(args);
         (display.mode, display.paint) = (Mode::Plain, Paint { on: false });
