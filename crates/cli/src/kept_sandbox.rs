@@ -20,6 +20,7 @@ use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind, SandboxHandle};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use walkdir::WalkDir;
 
 use crate::backend;
 use crate::json_file;
@@ -99,21 +100,12 @@ pub(crate) async fn settle(
 
 /// Returns the disk space of a directory. Links are not followed.
 fn disk_usage(directory: &Path) -> io::Result<u64> {
-    let mut pending = vec![directory.to_owned()];
-    let (mut blocks, mut files) = (0_u64, 0);
-    while let Some(directory) = pending.pop() {
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            blocks = blocks.saturating_add(metadata.blocks());
-            files += 1;
-            if files > MAX_FILES {
-                return Err(io::Error::other("too many files"));
-            }
-            if metadata.is_dir() {
-                pending.push(entry.path());
-            }
+    let mut blocks = 0_u64;
+    for (index, entry) in WalkDir::new(directory).min_depth(1).into_iter().enumerate() {
+        if index >= MAX_FILES {
+            return Err(io::Error::other("too many files"));
         }
+        blocks = blocks.saturating_add(entry?.metadata()?.blocks());
     }
     // The unit of `st_blocks`.
     Ok(blocks.saturating_mul(512))
