@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cantle::agent::SessionOptions;
+use cantle::agent::{RunOptions, SessionOptions};
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::OutputOptions;
 use rustix::fs::{Access, access};
@@ -60,6 +60,13 @@ impl OutputDir {
             Err(_) => access(started_in, Access::WRITE_OK),
         };
         Ok(writable.is_ok().then_some(Self::PerRun(path)))
+    }
+
+    /// Has the runs of a session save their files there.
+    pub(crate) fn set_in(&self, runs: &mut RunOptions) {
+        let (Self::Given(path) | Self::PerRun(path) | Self::Staged(path)) = self;
+        runs.output_dir = Some(path.clone());
+        runs.has_output_dir_per_run = !matches!(self, Self::Given(_));
     }
 
     /// Returns whether the user named it, or a store.

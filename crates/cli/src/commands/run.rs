@@ -140,11 +140,9 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         true => None,
         false => OutputDir::find(args.output_dir.clone(), &started_in).usage()?,
     };
-    options = match output_dir.clone() {
-        Some(OutputDir::Given(path)) => options.output_dir(path),
-        Some(OutputDir::PerRun(path) | OutputDir::Staged(path)) => options.output_dir_per_run(path),
-        None => options,
-    };
+    if let Some(output_dir) = &output_dir {
+        output_dir.set_in(&mut options.runs);
+    }
     options.runs.outputs = output_options(args, args.output_dir.as_deref());
     options.skills.clone_from(&args.skills);
     if let Some(path) = &args.history {
@@ -268,11 +266,9 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     let mut options = ResumeOptions::default().budget(args.budget.into());
     let saved_in = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.runs.outputs = output_options(args, saved_in.as_deref());
-    options = match output_dir.clone() {
-        Some(OutputDir::Given(path)) => options.output_dir(path),
-        Some(OutputDir::PerRun(path) | OutputDir::Staged(path)) => options.output_dir_per_run(path),
-        None => options,
-    };
+    if let Some(output_dir) = &output_dir {
+        output_dir.set_in(&mut options.runs);
+    }
     options.fresh_sandbox = args.fresh_sandbox;
     // The run's own sandbox has them even if the directory is gone.
     options.skills = saved.skills.clone().filter(|directory| directory.is_dir());

@@ -39,7 +39,8 @@ pub(crate) async fn perform(
     }
     let layers = Layers::with_files(&args.settings).usage()?;
     let templates = args.template.iter().map(|it| &it.backend);
-    let is_any_local = templates.chain([&args.backend]).any(BackendArg::is_local);
+    let mut backends = templates.chain([&args.backend]);
+    let is_any_local = backends.clone().any(BackendArg::is_local);
     let mut policy = config::policy_of(&layers, is_any_local)?;
     if let Some(Preparation::CodeInterpreter) = args.prepare {
         return interpreter::prepare(&layers, &policy).await;
@@ -72,12 +73,8 @@ pub(crate) async fn perform(
         .state_directory(state.server());
     for TemplateArg { name, backend } in &args.template {
         let opened = backend.open_served(local.clone(), HOME);
-        builder = builder.template(
-            name,
-            opened
-                .with_context(|| format!("--template {name}"))
-                .usage()?,
-        );
+        let named = || format!("--template {name}");
+        builder = builder.template(name, opened.with_context(named).usage()?);
     }
     for key in &keys {
         builder = builder.key(key);
@@ -88,10 +85,8 @@ pub(crate) async fn perform(
     if let Some(domain) = &args.domain {
         builder = builder.domain(domain);
     }
-    let mut server = builder
-        .bind(args.listen)
-        .await
-        .map_err(|error| not_started(&error))?;
+    let bound = builder.bind(args.listen).await;
+    let mut server = bound.map_err(|error| not_started(&error))?;
     let url = url(server.address());
     if args.tools.is_enabled {
         let base = match &args.domain {
@@ -120,8 +115,6 @@ pub(crate) async fn perform(
         Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
         None => local.reclaim(Duration::ZERO).await,
     };
-    let templates = args.template.iter().map(|it| &it.backend);
-    let mut backends = templates.chain([&args.backend]);
     if backends.any(|it| !it.is_local())
         && let Err(error) = backend::containers().reclaim().await
     {
