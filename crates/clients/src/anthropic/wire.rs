@@ -5,6 +5,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::http::TokenDetails;
+
 /// A complete response.
 #[derive(Debug, Deserialize)]
 #[serde(expecting = "an object")]
@@ -119,12 +121,7 @@ pub(super) struct MessageUsage {
     cache_creation_input_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     output_tokens: Option<u64>,
-    output_tokens_details: Option<OutputTokenDetails>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct OutputTokenDetails {
-    thinking_tokens: Option<u64>,
+    output_tokens_details: Option<TokenDetails>,
 }
 
 impl MessageUsage {
@@ -149,9 +146,8 @@ impl MessageUsage {
 
     pub(super) fn to_token_usage(self) -> TokenUsage {
         let output = self.output_tokens.unwrap_or(0);
-        let details = self.output_tokens_details.as_ref();
-        let reasoning = details.and_then(|details| details.thinking_tokens);
-        let reasoning = reasoning.unwrap_or(0).min(output);
+        let details = self.output_tokens_details.unwrap_or_default();
+        let reasoning = details.thinking_tokens.unwrap_or(0).min(output);
         TokenUsage {
             input: self.input_tokens.unwrap_or(0),
             cache_read: self.cache_read_input_tokens.unwrap_or(0),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::http::{ReportedCost, disjoint_usage};
+use crate::http::{ReportedCost, TokenDetails, disjoint_usage};
 
 /// A response body or the data of an event.
 #[derive(Debug, Default, Deserialize)]
@@ -167,8 +167,8 @@ pub(super) struct ChatUsage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     total_tokens: Option<u64>,
-    prompt_tokens_details: Option<PromptTokenDetails>,
-    completion_tokens_details: Option<CompletionTokenDetails>,
+    prompt_tokens_details: Option<TokenDetails>,
+    completion_tokens_details: Option<TokenDetails>,
     /// Anthropic's name for cache writes, added by LiteLLM.
     cache_creation_input_tokens: Option<u64>,
     /// DeepSeek's name for cached tokens.
@@ -179,34 +179,13 @@ pub(super) struct ChatUsage {
     pub(super) cost: ReportedCost,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-struct PromptTokenDetails {
-    cached_tokens: Option<u64>,
-    /// OpenRouter's name for tokens written to the cache.
-    cache_write_tokens: Option<u64>,
-    /// LiteLLM's name for them.
-    cache_creation_tokens: Option<u64>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct CompletionTokenDetails {
-    reasoning_tokens: Option<u64>,
-}
-
 impl ChatUsage {
     pub(super) fn to_token_usage(&self) -> TokenUsage {
-        let details = self.prompt_tokens_details.as_ref();
-        let cache_read = details.and_then(|details| details.cached_tokens);
-        let cache_write = details
-            .and_then(|details| details.cache_write_tokens.or(details.cache_creation_tokens))
-            .or(self.cache_creation_input_tokens);
-        let details = self.completion_tokens_details.as_ref();
-        let reasoning = details
-            .and_then(|details| details.reasoning_tokens)
-            .unwrap_or(0);
-        let cache_read = cache_read
-            .or(self.prompt_cache_hit_tokens)
-            .or(self.cached_tokens);
+        let input = self.prompt_tokens_details.unwrap_or_default();
+        let cache_read = input.cached_tokens.or(self.prompt_cache_hit_tokens);
+        let cache_write = input.cache_write_tokens.or(input.cache_creation_tokens);
+        let details = self.completion_tokens_details.unwrap_or_default();
+        let reasoning = details.reasoning_tokens.unwrap_or(0);
         // xAI's and Gemini's completion excludes reasoning, which only the total shows; Gemini has no details.
         // https://docs.cloud.google.com/vertex-ai/generative-ai/docs/partner-models/grok/capabilities/reasoning
         let completion = self.completion_tokens.unwrap_or(0);
@@ -217,7 +196,10 @@ impl ChatUsage {
         let beside = beside.filter(|&beside| beside > 0 && (reasoning == 0 || reasoning == beside));
         disjoint_usage(
             self.prompt_tokens,
-            [cache_read, cache_write],
+            [
+                cache_read.or(self.cached_tokens),
+                cache_write.or(self.cache_creation_input_tokens),
+            ],
             Some(completion + beside.unwrap_or(0)),
             beside.or(Some(reasoning)),
         )

@@ -7,7 +7,6 @@
 mod body;
 mod builder;
 mod call;
-mod causes;
 mod dialect;
 mod endpoint;
 mod errors;
@@ -46,7 +45,7 @@ pub(crate) use self::parts::{call_arguments, call_name, content_parts, encode_li
 pub(crate) use self::settings::{ClientSettings, invalid};
 pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;
-pub(crate) use self::usage::{ReportedCost, disjoint_usage};
+pub(crate) use self::usage::{ReportedCost, TokenDetails, disjoint_usage};
 use crate::price::with_prices;
 use crate::retry::Retrier;
 

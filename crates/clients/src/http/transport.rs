@@ -3,9 +3,8 @@
 use std::io;
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
-use cantle_tls::root_cause;
+use cantle_tls::{causes, root_cause};
 
-use super::causes::{io_kind, is_not_http};
 use super::errors::ErrorContext;
 
 impl ErrorContext {
@@ -45,7 +44,7 @@ impl ErrorContext {
                 &format!("the TLS handshake failed: {tls}"),
                 cantle_tls::advice(tls),
             )
-        } else if io_kind(&error) == Some(io::ErrorKind::ConnectionRefused) {
+        } else if is_refused(&error) {
             unreachable(
                 "connection refused",
                 "Check that the server is running, and the port in the base URL.",
@@ -63,4 +62,17 @@ impl ErrorContext {
         };
         explained.with_source(error)
     }
+}
+
+fn is_refused(error: &reqwest::Error) -> bool {
+    let mut errors = causes(error).filter_map(|error| error.downcast_ref::<io::Error>());
+    errors
+        .next()
+        .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Returns whether the response could not be parsed as HTTP.
+fn is_not_http(error: &reqwest::Error) -> bool {
+    let mut errors = causes(error).filter_map(|error| error.downcast_ref::<hyper::Error>());
+    errors.any(hyper::Error::is_parse)
 }

@@ -43,6 +43,19 @@ impl ReportedCost {
     }
 }
 
+/// Counts that are parts of an input or of an output.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct TokenDetails {
+    pub(crate) cached_tokens: Option<u64>,
+    /// Tokens written to the cache, from OpenAI and OpenRouter.
+    pub(crate) cache_write_tokens: Option<u64>,
+    /// LiteLLM's name for them.
+    pub(crate) cache_creation_tokens: Option<u64>,
+    pub(crate) reasoning_tokens: Option<u64>,
+    /// Anthropic's name for them.
+    pub(crate) thinking_tokens: Option<u64>,
+}
+
 /// Returns disjoint counts of an input that includes tokens read from and written to a cache, and an output that
 /// includes reasoning.
 pub(crate) fn disjoint_usage(

@@ -4,7 +4,7 @@ use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::http::{ReportedCost, disjoint_usage};
+use crate::http::{ReportedCost, TokenDetails, disjoint_usage};
 
 /// Type of a reasoning summary text.
 pub(super) const SUMMARY_TEXT: &str = "summary_text";
@@ -106,35 +106,22 @@ pub(super) struct TextPart {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct ResponseUsage {
     input_tokens: Option<u64>,
-    input_tokens_details: Option<ResponseInputDetails>,
+    input_tokens_details: Option<TokenDetails>,
     output_tokens: Option<u64>,
-    output_tokens_details: Option<ResponseOutputDetails>,
+    output_tokens_details: Option<TokenDetails>,
     #[serde(flatten)]
     pub(super) cost: ReportedCost,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct ResponseInputDetails {
-    cached_tokens: Option<u64>,
-    cache_write_tokens: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct ResponseOutputDetails {
-    reasoning_tokens: Option<u64>,
-}
-
 impl ResponseUsage {
     pub(super) fn to_token_usage(&self) -> TokenUsage {
-        let cached = self.input_tokens_details;
-        let cache_read = cached.and_then(|details| details.cached_tokens);
-        let cache_write = cached.and_then(|details| details.cache_write_tokens);
-        let output = self.output_tokens_details;
+        let input = self.input_tokens_details.unwrap_or_default();
+        let output = self.output_tokens_details.unwrap_or_default();
         disjoint_usage(
             self.input_tokens,
-            [cache_read, cache_write],
+            [input.cached_tokens, input.cache_write_tokens],
             self.output_tokens,
-            output.and_then(|details| details.reasoning_tokens),
+            output.reasoning_tokens,
         )
     }
 }
