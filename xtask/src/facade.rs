@@ -1,7 +1,7 @@
 //! The facade crate contains only re-exports, and the default tools: no other crate has them all.
 
 use anyhow::{Context, Result};
-use syn::{Attribute, Item, Meta};
+use syn::Item;
 
 use crate::workspace;
 
@@ -31,8 +31,6 @@ fn other_items(items: &[Item]) -> Vec<String> {
                 let inside = module.content.as_ref().map(|(_, items)| items.as_slice());
                 extra.extend(other_items(inside.unwrap_or_default()));
             }
-            // Runs the README's code as documentation tests.
-            Item::Struct(item) if item.attrs.iter().any(is_for_doctests) => {}
             Item::Struct(item) => extra.push(format!("struct {}", item.ident)),
             Item::Enum(item) => extra.push(format!("enum {}", item.ident)),
             Item::Fn(item) if item.sig.ident == "default_tools" => {}
@@ -46,13 +44,6 @@ fn other_items(items: &[Item]) -> Vec<String> {
     extra
 }
 
-fn is_for_doctests(attribute: &Attribute) -> bool {
-    let Meta::List(list) = &attribute.meta else {
-        return false;
-    };
-    list.path.is_ident("cfg") && list.tokens.to_string() == "doctest"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,13 +53,13 @@ mod tests {
     }
 
     #[test]
-    fn reexports_doctest_structs_and_default_tools_are_allowed() {
+    fn reexports_guides_and_default_tools_are_allowed() {
         let source = "//! Docs.\n\
                       pub use cantle_core::*;\n\
                       #[cfg(feature = \"agent\")]\n\
                       pub mod agent { pub use cantle_agent::{Agent, Session}; }\n\
                       pub fn default_tools() -> (CodeExec, WebTools) {}\n\
-                      #[doc = \"\"] #[cfg(doctest)] struct Readme;\n";
+                      #[cfg(doctest)] mod guides { #[doc = \"\"] mod readme {} }\n";
         assert_eq!(extra(source), [""; 0]);
     }
 

@@ -6,7 +6,6 @@ mod archive;
 mod bench;
 mod check;
 mod dist;
-mod elf;
 mod facade;
 mod features;
 mod fuzz;
