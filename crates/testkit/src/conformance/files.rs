@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::ids::RunId;
-use cantle_files::{
-    FileId, FileRecord, Files, FilesError, FilesErrorKind, Limits, NewFile, Quota, Usage,
+use cantle_files::FilesErrorKind::{
+    self, Damaged, InvalidInput, NotFound, QuotaExceeded, Source, TooLarge,
 };
+use cantle_files::{FileId, FileRecord, Files, FilesError, Limits, NewFile, Quota, Usage};
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -65,6 +66,15 @@ fn someone(name: &str) -> String {
     format!("{name}-{}", RunId::new())
 }
 
+async fn put(
+    files: &Files,
+    owner: &str,
+    name: &str,
+    content: &'static str,
+) -> Result<FileRecord, FilesError> {
+    files.put_bytes(owner, NewFile::named(name), content).await
+}
+
 async fn content(
     files: &Files,
     record: &FileRecord,
@@ -73,6 +83,11 @@ async fn content(
     let (_, content) = files.read(&record.owner, record.id, range).await?;
     let chunks: Vec<Bytes> = content.try_collect().await?;
     Ok(chunks.concat())
+}
+
+/// Checks the content of a file.
+async fn must_hold(files: &Files, what: &str, file: &FileRecord, expected: &[u8]) -> Checked {
+    same_bytes(what, &content(files, file, None).await?, expected)
 }
 
 #[track_caller]
@@ -114,37 +129,25 @@ async fn a_file_comes_back_with_its_record(files: &Files) -> Checked {
         "the key {} has no 128 random bits",
         found.key
     );
-    same_bytes(
-        "the content",
-        &content(files, &found, None).await?,
-        b"hello",
-    )?;
+    must_hold(files, "the content", &found, b"hello").await?;
     equal("the usage", files.usage(&owner).await?, Usage::new(1, 5))
 }
 
 async fn a_file_is_found_by_its_key(files: &Files) -> Checked {
-    let stored = files
-        .put_bytes(&someone("alice"), NewFile::named("a"), "x")
-        .await?;
+    let stored = put(files, &someone("alice"), "a", "x").await?;
     let found = files.find_by_key(&stored.key).await?;
     equal("the record", &found, &stored)?;
-    refused(
-        "finding another key",
-        files.find_by_key(&format!("{}b", stored.key)).await,
-        FilesErrorKind::NotFound,
-    )?;
+    let other = files.find_by_key(&format!("{}b", stored.key)).await;
+    refused("finding another key", other, NotFound)?;
     files.remove(&stored.owner, stored.id).await?;
-    refused(
-        "finding the key of a deleted file",
-        files.find_by_key(&stored.key).await,
-        FilesErrorKind::NotFound,
-    )
+    let deleted = files.find_by_key(&stored.key).await;
+    refused("finding the key of a deleted file", deleted, NotFound)
 }
 
 async fn an_empty_file_is_a_file(files: &Files) -> Checked {
     let owner = someone("alice");
-    let stored = files.put_bytes(&owner, NewFile::named("empty"), "").await?;
-    same_bytes("the content", &content(files, &stored, None).await?, b"")?;
+    let stored = put(files, &owner, "empty", "").await?;
+    must_hold(files, "the content", &stored, b"").await?;
     same_bytes("a range", &content(files, &stored, Some(0..0)).await?, b"")?;
     equal("the usage", files.usage(&owner).await?, Usage::new(1, 0))
 }
@@ -164,21 +167,15 @@ async fn a_large_file_streams_both_ways(files: &Files) -> Checked {
         .map(|from| Ok::<_, FilesError>(bytes.slice(from..LARGE_BYTES.min(from + 100_000))));
     let stored = files.put(&owner, NewFile::named("large"), source).await?;
     equal("the size", stored.size_bytes, LARGE_BYTES as u64)?;
-    same_bytes("the content", &content(files, &stored, None).await?, &bytes)?;
+    must_hold(files, "the content", &stored, &bytes).await?;
     let from = 8_388_600;
     let middle = content(files, &stored, Some(from..from + 16)).await?;
-    let from = from as usize;
-    same_bytes(
-        "a range",
-        &middle,
-        bytes.get(from..from + 16).unwrap_or_default(),
-    )
+    let expected = bytes.slice(from as usize..from as usize + 16);
+    same_bytes("a range", &middle, &expected)
 }
 
 async fn ranges_are_exact(files: &Files) -> Checked {
-    let stored = files
-        .put_bytes(&someone("alice"), NewFile::named("a"), "0123456789")
-        .await?;
+    let stored = put(files, &someone("alice"), "a", "0123456789").await?;
     for (range, expected) in [
         (0..10, "0123456789"),
         (2..5, "234"),
@@ -193,16 +190,14 @@ async fn ranges_are_exact(files: &Files) -> Checked {
     for range in [0..11, 11..11, 5..2] {
         let what = format!("{range:?}");
         let found = content(files, &stored, Some(range)).await;
-        refused(&what, found, FilesErrorKind::InvalidInput)?;
+        refused(&what, found, InvalidInput)?;
     }
     Ok(())
 }
 
 async fn the_files_of_others_do_not_exist(files: &Files) -> Checked {
     let (alice, bob) = (someone("alice"), someone("bob"));
-    let stored = files
-        .put_bytes(&alice, NewFile::named("a"), "secret")
-        .await?;
+    let stored = put(files, &alice, "a", "secret").await?;
     let foreign = files.find(&bob, stored.id).await;
     let unknown = files.find(&bob, FileId::nil()).await;
     let messages =
@@ -212,37 +207,24 @@ async fn the_files_of_others_do_not_exist(files: &Files) -> Checked {
     };
     equal("the kind", foreign.0, unknown.0)?;
     let without_id = |message: String, id: FileId| message.replace(&id.to_string(), "ID");
-    equal(
-        "the message",
-        without_id(foreign.1, stored.id),
-        without_id(unknown.1, FileId::nil()),
-    )?;
-    refused(
-        "reading",
-        files.read(&bob, stored.id, None).await,
-        FilesErrorKind::NotFound,
-    )?;
-    refused(
-        "deleting",
-        files.remove(&bob, stored.id).await,
-        FilesErrorKind::NotFound,
-    )?;
+    let foreign = without_id(foreign.1, stored.id);
+    equal("the message", foreign, without_id(unknown.1, FileId::nil()))?;
+    let read = files.read(&bob, stored.id, None).await;
+    refused("reading", read, NotFound)?;
+    let removed = files.remove(&bob, stored.id).await;
+    refused("deleting", removed, NotFound)?;
     equal("the list", files.list(&bob, None, 10).await?, vec![])?;
     equal("the usage", files.usage(&alice).await?, Usage::new(1, 6))?;
-    same_bytes("the file", &content(files, &stored, None).await?, b"secret")
+    must_hold(files, "the file", &stored, b"secret").await
 }
 
 async fn equal_names_are_different_files(files: &Files) -> Checked {
     let owner = someone("alice");
-    let one = files
-        .put_bytes(&owner, NewFile::named("a.txt"), "1")
-        .await?;
-    let two = files
-        .put_bytes(&owner, NewFile::named("a.txt"), "2")
-        .await?;
+    let one = put(files, &owner, "a.txt", "1").await?;
+    let two = put(files, &owner, "a.txt", "2").await?;
     ensure!(one.id != two.id && one.key != two.key, "two files are one");
-    same_bytes("the first", &content(files, &one, None).await?, b"1")?;
-    same_bytes("the second", &content(files, &two, None).await?, b"2")
+    must_hold(files, "the first", &one, b"1").await?;
+    must_hold(files, "the second", &two, b"2").await
 }
 
 async fn unusual_names_are_stored(files: &Files) -> Checked {
@@ -264,12 +246,11 @@ async fn unusual_names_are_stored(files: &Files) -> Checked {
         &long,
         &unicode,
     ] {
-        let stored = files
-            .put_bytes(&owner, NewFile::named(name), name.to_owned())
-            .await?;
+        let new = NewFile::named(name);
+        let stored = files.put_bytes(&owner, new, name.to_owned()).await?;
         let listed = files.list(&owner, None, 1).await?;
         equal(name, listed.first(), Some(&stored))?;
-        same_bytes(name, &content(files, &stored, None).await?, name.as_bytes())?;
+        must_hold(files, name, &stored, name.as_bytes()).await?;
         files.url(&stored).await?;
         files.remove(&owner, stored.id).await?;
     }
@@ -281,13 +262,13 @@ async fn lists_are_paged_newest_first(files: &Files) -> Checked {
     let mut names = Vec::new();
     for number in 0..7 {
         let name = format!("{number}.txt");
-        files.put_bytes(&owner, NewFile::named(&name), "x").await?;
+        put(files, &owner, &name, "x").await?;
         names.insert(0, name);
     }
     // More than a page of newer files of another owner.
     let other = someone("bob");
     for _ in 0..4 {
-        files.put_bytes(&other, NewFile::named("b"), "x").await?;
+        put(files, &other, "b", "x").await?;
     }
     let (mut listed, mut after) = (Vec::new(), None);
     loop {
@@ -306,41 +287,29 @@ async fn lists_are_paged_newest_first(files: &Files) -> Checked {
 
 async fn a_deleted_file_is_gone(files: &Files) -> Checked {
     let owner = someone("alice");
-    let stored = files.put_bytes(&owner, NewFile::named("a"), "x").await?;
-    let other = files.put_bytes(&owner, NewFile::named("b"), "yz").await?;
-    equal(
-        "what was deleted",
-        &files.remove(&owner, stored.id).await?,
-        &stored,
-    )?;
-    refused(
-        "finding",
-        files.find(&owner, stored.id).await,
-        FilesErrorKind::NotFound,
-    )?;
-    refused(
-        "deleting",
-        files.remove(&owner, stored.id).await,
-        FilesErrorKind::NotFound,
-    )?;
-    refused(
-        "the object",
-        files.content(&stored, None).await.map(drop),
-        FilesErrorKind::Damaged,
-    )?;
+    let stored = put(files, &owner, "a", "x").await?;
+    let other = put(files, &owner, "b", "yz").await?;
+    let removed = files.remove(&owner, stored.id).await?;
+    equal("what was deleted", &removed, &stored)?;
+    let found = files.find(&owner, stored.id).await;
+    refused("finding", found, NotFound)?;
+    let removed = files.remove(&owner, stored.id).await;
+    refused("deleting", removed, NotFound)?;
+    let object = files.content(&stored, None).await;
+    refused("the object", object, Damaged)?;
     equal("the list", files.list(&owner, None, 10).await?, vec![other])?;
     equal("the usage", files.usage(&owner).await?, Usage::new(1, 2))
 }
 
 async fn a_file_is_deleted_once(files: &Files) -> Checked {
     let owner = someone("alice");
-    let stored = files.put_bytes(&owner, NewFile::named("a"), "x").await?;
-    files.put_bytes(&owner, NewFile::named("b"), "yz").await?;
+    let stored = put(files, &owner, "a", "x").await?;
+    put(files, &owner, "b", "yz").await?;
     let mut deleted = 0;
     for deletion in join_all((0..4).map(|_| files.remove(&owner, stored.id))).await {
         match deletion {
             Ok(_) => deleted += 1,
-            Err(error) => equal("the error", error.kind(), FilesErrorKind::NotFound)?,
+            Err(error) => equal("the error", error.kind(), NotFound)?,
         }
     }
     equal("successful deletions", deleted, 1)?;
@@ -354,27 +323,23 @@ fn limited(files: &Files, quota: Quota) -> Files {
 async fn a_quota_of_files_is_kept(files: &Files) -> Checked {
     let files = limited(files, Quota::new(2, 100));
     let owner = someone("alice");
-    let first = files.put_bytes(&owner, NewFile::named("a"), "1").await?;
-    files.put_bytes(&owner, NewFile::named("b"), "2").await?;
-    let third = files.put_bytes(&owner, NewFile::named("c"), "3").await;
-    refused("a third file", third, FilesErrorKind::QuotaExceeded)?;
-    files
-        .put_bytes(&someone("bob"), NewFile::named("a"), "1")
-        .await?;
+    let first = put(&files, &owner, "a", "1").await?;
+    put(&files, &owner, "b", "2").await?;
+    let third = put(&files, &owner, "c", "3").await;
+    refused("a third file", third, QuotaExceeded)?;
+    put(&files, &someone("bob"), "a", "1").await?;
     files.remove(&owner, first.id).await?;
-    files.put_bytes(&owner, NewFile::named("c"), "3").await?;
+    put(&files, &owner, "c", "3").await?;
     Ok(())
 }
 
 async fn a_quota_of_bytes_is_kept(files: &Files) -> Checked {
     let files = limited(files, Quota::new(100, 10));
     let owner = someone("alice");
-    files
-        .put_bytes(&owner, NewFile::named("a"), "123456")
-        .await?;
-    let second = files.put_bytes(&owner, NewFile::named("b"), "12345").await;
-    refused("11 bytes", second, FilesErrorKind::QuotaExceeded)?;
-    files.put_bytes(&owner, NewFile::named("b"), "1234").await?;
+    put(&files, &owner, "a", "123456").await?;
+    let second = put(&files, &owner, "b", "12345").await;
+    refused("11 bytes", second, QuotaExceeded)?;
+    put(&files, &owner, "b", "1234").await?;
     equal("the usage", files.usage(&owner).await?, Usage::new(2, 10))
 }
 
@@ -382,12 +347,12 @@ async fn concurrent_uploads_keep_the_quota(files: &Files) -> Checked {
     for quota in [Quota::new(3, 100), Quota::new(100, 3)] {
         let files = limited(files, quota);
         let owner = someone("alice");
-        let uploads = (0..8).map(|_| files.put_bytes(&owner, NewFile::named("a"), "x"));
+        let uploads = (0..8).map(|_| put(&files, &owner, "a", "x"));
         let mut stored = 0;
         for upload in join_all(uploads).await {
             match upload {
                 Ok(_) => stored += 1,
-                Err(error) => equal("the error", error.kind(), FilesErrorKind::QuotaExceeded)?,
+                Err(error) => equal("the error", error.kind(), QuotaExceeded)?,
             }
         }
         equal("the stored files", stored, 3)?;
@@ -404,7 +369,7 @@ async fn a_large_file_is_refused_while_it_comes(files: &Files) -> Checked {
     let source = stream::repeat_with(|| Ok::<_, FilesError>(Bytes::from_static(&[0; 65_536])));
     let owner = someone("alice");
     let stored = files.put(&owner, NewFile::named("a"), source).await;
-    refused("an endless file", stored, FilesErrorKind::TooLarge)?;
+    refused("an endless file", stored, TooLarge)?;
     equal("the usage", files.usage(&owner).await?, Usage::new(0, 0))
 }
 
@@ -413,23 +378,23 @@ async fn a_source_that_fails_leaves_nothing(files: &Files) -> Checked {
     let chunk = Bytes::from(vec![1; 9 << 20]);
     let source = stream::iter([Ok(chunk), Err(std::io::Error::other("broken"))]);
     let stored = files.put(&owner, NewFile::named("a"), source).await;
-    refused("a broken source", stored, FilesErrorKind::Source)?;
+    refused("a broken source", stored, Source)?;
     equal("the usage", files.usage(&owner).await?, Usage::new(0, 0))?;
     equal("the list", files.list(&owner, None, 10).await?, vec![])
 }
 
 async fn a_sweep_keeps_what_has_a_record(files: &Files) -> Checked {
     let owner = someone("alice");
-    let stored = files.put_bytes(&owner, NewFile::named("a"), "kept").await?;
+    let stored = put(files, &owner, "a", "kept").await?;
     // Old enough that other cases, and other users of the store, lose nothing.
     files.sweep(Duration::from_secs(3600)).await?;
-    same_bytes("the file", &content(files, &stored, None).await?, b"kept")
+    must_hold(files, "the file", &stored, b"kept").await
 }
 
 async fn invalid_owners_are_refused(files: &Files) -> Checked {
     for owner in ["", "a\0b", &"x".repeat(256)] {
-        let stored = files.put_bytes(owner, NewFile::named("a"), "x").await;
-        refused("an invalid owner", stored, FilesErrorKind::InvalidInput)?;
+        let stored = put(files, owner, "a", "x").await;
+        refused("an invalid owner", stored, InvalidInput)?;
     }
     Ok(())
 }
