@@ -17,10 +17,11 @@ mod spans;
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry::InstrumentationScope;
 use opentelemetry::trace::TracerProvider as _;
+use opentelemetry::{InstrumentationScope, Key};
 use opentelemetry_otlp::{Protocol, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::{ResourceDetector as _, SdkProvidedResourceDetector};
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
 
 use self::exporter::{CountingExporter, Counts};
@@ -77,11 +78,12 @@ impl Telemetry {
         let counts = Arc::new(Counts::default());
         let exporter = CountingExporter::new(exporter, Arc::clone(&counts));
         let processor = BatchSpanProcessor::builder(exporter).build();
-        let mut resource = Resource::builder();
-        let is_named = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        if !is_named("OTEL_SERVICE_NAME") {
-            resource = resource.with_service_name("cantle");
-        }
+        // Either variable may name the service: OTEL_SERVICE_NAME, or OTEL_RESOURCE_ATTRIBUTES.
+        let service = SdkProvidedResourceDetector.detect();
+        let service = service.get(&Key::from_static_str("service.name"));
+        let service = service.filter(|name| !name.as_str().starts_with("unknown_service"));
+        let resource =
+            Resource::builder().with_service_name(service.unwrap_or_else(|| "cantle".into()));
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
             .with_resource(resource.build())

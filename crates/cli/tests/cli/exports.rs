@@ -248,6 +248,7 @@ async fn spans_reach_a_collector() {
     let env = TestEnv::new()
         .with_server(&server.url())
         .set("OPENAI_API_KEY", SECRET)
+        .set("OTEL_RESOURCE_ATTRIBUTES", "service.name=analytics")
         .set("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true");
     let run = [
         "run",
@@ -261,6 +262,7 @@ async fn spans_reach_a_collector() {
     let text = text.unwrap();
     assert_eq!(exited.code, Some(0), "{exited:?}");
     for part in [
+        "analytics",
         "chat scripted",
         "execute_tool code_exec",
         "[OPENAI_API_KEY redacted]",
