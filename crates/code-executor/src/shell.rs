@@ -149,14 +149,14 @@ fn names_network(stderr: &str) -> bool {
 /// or a redirection to an absolute path. It knows quotes and separators, not the whole grammar of a shell.
 fn blocked(line: &str) -> Option<String> {
     let mut is_command = true;
-    let mut is_target = false;
+    let mut redirection = None;
     for token in tokens(line) {
         match token {
-            Token::Separator => (is_command, is_target) = (true, false),
-            Token::Redirection => is_target = true,
-            Token::Word(word) if is_target => {
-                is_target = false;
-                if word.starts_with('/') && !HARMLESS.contains(&&*word) {
+            Token::Separator => (is_command, redirection) = (true, None),
+            Token::Redirection { is_output } => redirection = Some(is_output),
+            Token::Word(word) if redirection.is_some() => {
+                let is_output = redirection.take() == Some(true);
+                if is_output && word.starts_with('/') && !HARMLESS.contains(&&*word) {
                     return Some(REDIRECTION.to_owned());
                 }
             }
@@ -180,8 +180,10 @@ enum Token {
     Word(String),
     /// The end of a command.
     Separator,
-    /// The operator of a redirection of output.
-    Redirection,
+    /// An operator of a redirection.
+    Redirection {
+        is_output: bool,
+    },
 }
 
 fn tokens(line: &str) -> Vec<Token> {
@@ -192,9 +194,12 @@ fn tokens(line: &str) -> Vec<Token> {
             ' ' | '\t' => {
                 rest.next();
             }
-            '>' => {
-                while rest.next_if(|c| matches!(c, '>' | '|' | '&')).is_some() {}
-                tokens.push(Token::Redirection);
+            '<' | '>' => {
+                let mut is_output = false;
+                while let Some(c) = rest.next_if(|c| matches!(c, '<' | '>' | '|' | '&')) {
+                    is_output |= c == '>';
+                }
+                tokens.push(Token::Redirection { is_output });
             }
             c if is_operator(c) || c.is_whitespace() => {
                 rest.next();
@@ -243,6 +248,9 @@ mod tests {
             ("echo x >>/etc/passwd", REDIRECTION),
             ("echo x 2> /etc/passwd", REDIRECTION),
             ("echo x >| '/etc/passwd'", REDIRECTION),
+            ("cat 3<> /etc/passwd", REDIRECTION),
+            ("< file rm x", r"\brm\b"),
+            ("sort <(kill 1)", r"\bkill\b"),
         ] {
             assert_eq!(blocked(line).as_deref(), Some(pattern), "{line}");
         }
@@ -256,6 +264,7 @@ mod tests {
             "dd-log",
             "git commit -m 'mv x'",
             "wc -l < data.csv | sort -n",
+            "sort </data/service.csv | cat <<< rm",
             "echo rm > out.txt",
         ] {
             assert_eq!(blocked(line), None, "{line}");
