@@ -204,6 +204,18 @@ impl Bench<'_> {
         whole(&output.stdout)
     }
 
+    /// Starts a command and waits until its output contains `mark`.
+    pub(super) async fn start(
+        &self,
+        request: SpawnRequest,
+        mark: &str,
+    ) -> Checked<(Box<dyn Process>, OutputStream)> {
+        let mut process = self.sandbox.spawn(request).await?;
+        let mut output = take_output(&mut *process)?;
+        read_until(&mut output, mark).await?;
+        Ok((process, output))
+    }
+
     /// Skips the case unless the sandbox's processes are visible on this host.
     pub(super) fn require_host_visible(&self) -> Checked {
         if self.host_visible {

@@ -228,9 +228,7 @@ async fn a_process_id_matches_the_command(bench: &Bench<'_>) -> Checked {
 async fn a_signal_reaches_the_command(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let script = format!("trap 'exit 5' USR1; echo ready; {} & wait", token.sleep());
-    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
-    let mut output = take_output(&mut *process)?;
-    read_until(&mut output, "ready").await?;
+    let (mut process, _output) = bench.start(SpawnRequest::shell(script), "ready").await?;
     process.signal(Signal::USR1).await?;
     let exit = step("the exit by USR1", process.wait()).await??;
     equal("a handled signal", exit.status, ExitStatus::Code(5))?;

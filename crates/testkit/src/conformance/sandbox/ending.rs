@@ -52,11 +52,9 @@ async fn start(
     request: SpawnRequest,
     token: &Token,
 ) -> Checked<(Box<dyn Process>, OutputStream)> {
-    let mut process = bench.spawn(request).await?;
-    let mut output = take_output(&mut *process)?;
-    read_until(&mut output, "ready").await?;
+    let started = bench.start(request, "ready").await?;
     bench.must_run(token).await?;
-    Ok((process, output))
+    Ok(started)
 }
 
 /// Checks that the command ends by the timeout, soon after it.

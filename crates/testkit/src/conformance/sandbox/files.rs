@@ -268,9 +268,7 @@ async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
          while :; do exec 4<>pipe; sleep 0.2; exec 4>&-; sleep 0.1; done",
         2 * PROMPT_LIMIT.as_secs()
     );
-    let mut rescuer = bench.spawn(SpawnRequest::shell(rescue)).await?;
-    let mut output = take_output(&mut *rescuer)?;
-    read_until(&mut output, "made").await?;
+    let _rescuer = bench.start(SpawnRequest::shell(rescue), "made").await?;
 
     let pipe = path("pipe")?;
     let read = bench.read(&pipe, ByteRange::all());

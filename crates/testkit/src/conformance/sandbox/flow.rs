@@ -44,11 +44,9 @@ async fn must_work(bench: &Bench<'_>) -> Checked {
 /// Starts a command with endless output and reads only its first line.
 async fn endless(bench: &Bench<'_>, token: &Token) -> Checked<(Box<dyn Process>, OutputStream)> {
     let request = SpawnRequest::argv(["yes", token.as_str()]);
-    let mut process = bench.spawn(request).await?;
-    let mut output = take_output(&mut *process)?;
-    read_until(&mut output, "\n").await?;
+    let started = bench.start(request, "\n").await?;
     sleep(SETTLE_TIME).await;
-    Ok((process, output))
+    Ok(started)
 }
 
 async fn unread_output_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {

@@ -58,19 +58,15 @@ async fn a_killed_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
 
 async fn a_command_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("echo ready; cat").with_stdin(Stdin::Piped);
-    let mut silent = bench.spawn(request).await?;
-    let mut silent_output = take_output(&mut *silent)?;
-    read_until(&mut silent_output, "ready").await?;
-    let mut stdin = take_stdin(&mut *silent)?;
-    let mut busy = bench.spawn(SpawnRequest::argv(["yes"])).await?;
-    let mut busy_output = take_output(&mut *busy)?;
-    read_until(&mut busy_output, "y").await?;
+    let mut started = [
+        bench.start(request, "ready").await?,
+        bench.start(SpawnRequest::argv(["yes"]), "y").await?,
+    ];
+    let [(silent, _), _] = &mut started;
+    let mut stdin = take_stdin(&mut **silent)?;
     bench.kill().await?;
 
-    for (process, output) in [
-        (&mut silent, &mut silent_output),
-        (&mut busy, &mut busy_output),
-    ] {
+    for (process, output) in &mut started {
         let rest = async { while output.next().await.is_some_and(|piece| piece.is_ok()) {} };
         step("the end of the output", rest).await?;
         match step("the exit", process.wait()).await? {
@@ -136,9 +132,7 @@ async fn a_transfer_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
 async fn a_killed_sandbox_can_be_closed_and_leaves_nothing(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let script = format!("setsid {} & echo ready; wait", token.sleep());
-    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
-    let mut output = take_output(&mut *process)?;
-    read_until(&mut output, "ready").await?;
+    let _started = bench.start(SpawnRequest::shell(script), "ready").await?;
     bench.must_run(&token).await?;
     bench.kill().await?;
     // `close` may succeed or fail, but must return.
