@@ -104,6 +104,44 @@ pub(super) enum VideoFormat {
     Url,
 }
 
+/// Understood or ignored by almost every server.
+const DEFAULT: ServerQuirks = ServerQuirks {
+    token_limit: "max_completion_tokens",
+    reasoning: &["reasoning_content"],
+    reasoning_required: false,
+    thinking_parts: false,
+    thinking_blocks: true,
+    reasoning_details: true,
+    signature: SignatureField::LiteLlm,
+    signature_required: false,
+    short_call_ids: false,
+    result_names: true,
+    video: VideoFormat::File,
+    audio: true,
+    cache_marks: false,
+    strict_tools: true,
+    limit_counts_against_window: false,
+};
+
+/// Only the fields of OpenAI's reference, for servers that reject others.
+const STRICT: ServerQuirks = ServerQuirks {
+    reasoning: &[],
+    thinking_blocks: false,
+    reasoning_details: false,
+    signature: SignatureField::None,
+    result_names: false,
+    video: VideoFormat::None,
+    ..DEFAULT
+};
+
+/// Servers of open models without audio and strict schemas.
+const PLAIN: ServerQuirks = ServerQuirks {
+    token_limit: "max_tokens",
+    audio: false,
+    strict_tools: false,
+    ..STRICT
+};
+
 impl Server {
     /// All known server types.
     pub const ALL: &[Self] = &[
@@ -178,47 +216,12 @@ impl Server {
     }
 
     pub(super) fn quirks(self) -> ServerQuirks {
-        // Understood or ignored by almost every server.
-        let default = ServerQuirks {
-            token_limit: "max_completion_tokens",
-            reasoning: &["reasoning_content"],
-            reasoning_required: false,
-            thinking_parts: false,
-            thinking_blocks: true,
-            reasoning_details: true,
-            signature: SignatureField::LiteLlm,
-            signature_required: false,
-            short_call_ids: false,
-            result_names: true,
-            video: VideoFormat::File,
-            audio: true,
-            cache_marks: false,
-            strict_tools: true,
-            limit_counts_against_window: false,
-        };
-        // Only the fields of OpenAI's reference, for servers that reject others.
-        let strict = ServerQuirks {
-            reasoning: &[],
-            thinking_blocks: false,
-            reasoning_details: false,
-            signature: SignatureField::None,
-            result_names: false,
-            video: VideoFormat::None,
-            ..default
-        };
-        // Servers of open models without audio and strict schemas.
-        let plain = ServerQuirks {
-            token_limit: "max_tokens",
-            audio: false,
-            strict_tools: false,
-            ..strict
-        };
         match self {
-            Self::Unknown => default,
-            Self::OpenAi | Self::Azure => strict,
+            Self::Unknown => DEFAULT,
+            Self::OpenAi | Self::Azure => STRICT,
             Self::LiteLlm => ServerQuirks {
                 cache_marks: true,
-                ..default
+                ..DEFAULT
             },
             Self::OpenRouter => ServerQuirks {
                 token_limit: "max_tokens",
@@ -226,61 +229,61 @@ impl Server {
                 reasoning_details: true,
                 video: VideoFormat::Url,
                 cache_marks: true,
-                ..strict
+                ..STRICT
             },
             // A turn without the field is an error if the model thinks, also one without tool calls:
             // https://github.com/NousResearch/hermes-agent/pull/15228
             Self::DeepSeek => ServerQuirks {
                 reasoning: &["reasoning_content"],
                 reasoning_required: true,
-                ..plain
+                ..PLAIN
             },
             // The field that a model's template reads depends on the version.
             Self::Vllm => ServerQuirks {
                 reasoning: &["reasoning", "reasoning_content"],
                 video: VideoFormat::Url,
                 limit_counts_against_window: true,
-                ..strict
+                ..STRICT
             },
             Self::Ollama => ServerQuirks {
                 reasoning: &["reasoning"],
-                ..plain
+                ..PLAIN
             },
             // Both refuse fields that they don't know, such as `reasoning_content`.
             Self::Groq | Self::Cerebras => ServerQuirks {
-                token_limit: strict.token_limit,
+                token_limit: STRICT.token_limit,
                 reasoning: &["reasoning"],
-                ..plain
+                ..PLAIN
             },
             Self::Together => ServerQuirks {
                 reasoning: &["reasoning"],
                 video: VideoFormat::Url,
-                ..plain
+                ..PLAIN
             },
             Self::Fireworks => ServerQuirks {
                 reasoning: &["reasoning_content"],
-                ..plain
+                ..PLAIN
             },
             Self::Gemini => ServerQuirks {
                 signature: SignatureField::Google,
                 signature_required: true,
                 result_names: true,
                 strict_tools: false,
-                ..strict
+                ..STRICT
             },
             Self::Mistral => ServerQuirks {
                 thinking_parts: true,
                 short_call_ids: true,
                 strict_tools: true,
-                ..plain
+                ..PLAIN
             },
             // As for DeepSeek.
             Self::Moonshot => ServerQuirks {
-                token_limit: strict.token_limit,
+                token_limit: STRICT.token_limit,
                 reasoning: &["reasoning_content"],
                 reasoning_required: true,
                 video: VideoFormat::Url,
-                ..plain
+                ..PLAIN
             },
         }
     }
