@@ -36,6 +36,7 @@ use cantle_core::llm::{
 };
 use cantle_core::message::AssistantBlock;
 use cantle_core::secret::SecretText;
+use cantle_core::usage::TokenUsage;
 use futures_util::{TryStreamExt as _, stream};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -129,23 +130,32 @@ impl RecordedCall {
             Ok(Some(ChatEvent::AttemptFailed(_))) => self.blocks.clear(),
             Ok(Some(ChatEvent::Finished(end))) => {
                 let (blocks, end) = (std::mem::take(&mut self.blocks), end.clone());
-                self.write(RecordedOutcome::Answer(RecordedAnswer { blocks, end }))?;
+                let usage = end.usage;
+                self.write(
+                    RecordedOutcome::Answer(RecordedAnswer { blocks, end }),
+                    usage,
+                )?;
             }
             Ok(_) => {}
-            Err(error) => self.write(RecordedOutcome::Error(RecordedError {
-                kind: error.kind(),
-                message: error.to_string(),
-                advice: error.advice().map(str::to_owned),
-            }))?,
+            Err(error) => {
+                let recorded = RecordedError {
+                    kind: error.kind(),
+                    message: error.to_string(),
+                    advice: error.advice().map(str::to_owned),
+                };
+                self.write(RecordedOutcome::Error(recorded), error.usage())?;
+            }
         }
         event
     }
 
-    fn write(&self, outcome: RecordedOutcome) -> Result<(), LlmError> {
+    /// Records the call. If that fails, the error has the call's usage, so that its tokens are counted.
+    fn write(&self, outcome: RecordedOutcome, usage: Option<TokenUsage>) -> Result<(), LlmError> {
         let mut file = self.file.lock();
         file.write_call(&self.request, outcome).map_err(|error| {
             let message = format!("failed to write the recording: {error}");
-            LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
+            let failed = LlmError::new(LlmErrorKind::InvalidRequest, message);
+            failed.with_source(error).with_usage(usage)
         })
     }
 }

@@ -239,6 +239,8 @@ async fn a_recording_that_cannot_be_written_fails_the_call() {
         error.to_string(),
         "failed to write the recording: no space left"
     );
+    // The model has answered all the same.
+    assert_eq!(error.usage().map(|usage| usage.total()), Some(15));
 }
 
 /// Results are returned by call, in the order in which they were recorded.
