@@ -95,9 +95,11 @@ impl ResponsesAssembler {
         match item {
             OutputItem::Message { content, phase } => content
                 .into_iter()
-                .map(|part| match part {
+                .flatten()
+                .filter_map(|part| match part {
                     OutputContent::OutputText { text }
                     | OutputContent::Refusal { refusal: text } => text,
+                    OutputContent::Unknown => None,
                 })
                 .filter(|text| !text.is_empty())
                 .map(|text| AssistantBlock::Text {
@@ -135,9 +137,10 @@ impl ResponsesAssembler {
                 call_id,
                 name,
                 arguments,
-            } => vec![AssistantBlock::ToolCall(ToolCall::new(
-                call_id, name, arguments,
-            ))],
+            } => {
+                let call = ToolCall::new(call_id, name, arguments.unwrap_or_default());
+                vec![AssistantBlock::ToolCall(call)]
+            }
             OutputItem::Unknown => vec![AssistantBlock::Opaque {
                 data: raw.to_string(),
             }],

@@ -68,8 +68,7 @@ pub(super) enum ResponseStreamEvent {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputItem {
     Message {
-        #[serde(default)]
-        content: Vec<OutputContent>,
+        content: Option<Vec<OutputContent>>,
         phase: Option<String>,
     },
     Reasoning {
@@ -83,8 +82,7 @@ pub(super) enum OutputItem {
     FunctionCall {
         call_id: Option<String>,
         name: String,
-        #[serde(default)]
-        arguments: String,
+        arguments: Option<String>,
     },
     #[serde(other)]
     Unknown,
@@ -93,8 +91,14 @@ pub(super) enum OutputItem {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputContent {
-    OutputText { text: String },
-    Refusal { refusal: String },
+    OutputText {
+        text: Option<String>,
+    },
+    Refusal {
+        refusal: Option<String>,
+    },
+    #[serde(other)]
+    Unknown,
 }
 
 #[derive(Debug, Deserialize)]

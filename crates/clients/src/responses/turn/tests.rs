@@ -123,6 +123,24 @@ fn reasoning_may_lack_an_id() {
 }
 
 #[test]
+fn missing_and_unknown_content_is_empty() {
+    let parts = json!([
+        {"type": "output_text", "text": null},
+        {"type": "output_audio", "data": ""},
+        {"type": "output_text", "text": "A"},
+    ]);
+    let output = json!([
+        {"type": "message", "content": null},
+        {"type": "message", "content": parts},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": null},
+    ]);
+    let answer = answered(false, &response("completed", &output)).unwrap();
+    let call = ToolCall::new(Some("c".to_owned()), "f", "");
+    let expected = [AssistantBlock::text("A"), AssistantBlock::ToolCall(call)];
+    assert_eq!(answer.message.blocks, expected);
+}
+
+#[test]
 fn reported_costs_are_read() {
     for (field, value) in [
         ("cost", json!(0.5)),
