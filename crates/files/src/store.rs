@@ -288,15 +288,21 @@ impl FileStore {
     /// Notes that this store belongs to a catalogue, or fails if it belongs to another: the sweep of one
     /// would delete the files of the other.
     pub(crate) async fn claim(&self, identity: &str) -> Result<(), FilesError> {
+        use ObjectError::{AlreadyExists, NotFound, PermissionDenied, Precondition};
         let path = self.path(CATALOGUE)?;
-        let payload = PutPayload::from(identity.to_owned());
-        let create = PutOptions::from(PutMode::Create);
-        match self.objects.put_opts(&path, payload, create).await {
-            Ok(_) => return Ok(()),
-            Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {}
-            Err(error) => return Err(error.into()),
+        // Read first: a server that ignores the condition of the creation would replace the object. Without the permission
+        // to list, S3 denies the access to a missing object.
+        let mut found = self.objects.get(&path).await;
+        if matches!(found, Err(NotFound { .. } | PermissionDenied { .. })) {
+            let payload = PutPayload::from(identity.to_owned());
+            let create = PutOptions::from(PutMode::Create);
+            found = match self.objects.put_opts(&path, payload, create).await {
+                Ok(_) => return Ok(()),
+                Err(AlreadyExists { .. } | Precondition { .. }) => self.objects.get(&path).await,
+                Err(error) => Err(error),
+            };
         }
-        let found = self.objects.get(&path).await?;
+        let found = found?;
         if found.meta.size == identity.len() as u64 && found.bytes().await? == identity.as_bytes() {
             return Ok(());
         }

@@ -12,6 +12,8 @@ use cantle_files::{FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, 
 /// A fault of the server, which begins when a test sets it.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
+    /// It replaces an object that was to be created.
+    IgnoresConditions,
     /// It accepts an object, and keeps nothing.
     KeepsNothing,
     /// It keeps the first half.
@@ -105,7 +107,10 @@ fn answer(state: &Mutex<State>, stream: TcpStream) -> Option<()> {
             return None;
         }
         // The catalogue's claim is no file.
-        ("put", _, Some(_)) if header("if-none-match: ").is_some() => {
+        ("put", fault, Some(_))
+            if header("if-none-match: ").is_some()
+                && !matches!(fault, Some(Fault::IgnoresConditions)) =>
+        {
             head("412 Exists", 0).into_bytes()
         }
         ("put", ..) => {
@@ -166,6 +171,22 @@ async fn put(files: &Files, name: &str) -> Result<cantle_files::FileRecord, File
     files
         .put_bytes("alice", NewFile::named(name), "hello, world")
         .await
+}
+
+#[tokio::test]
+async fn the_store_of_another_catalogue_is_refused_whatever_the_server_knows() {
+    for fault in [None, Some(Fault::IgnoresConditions)] {
+        let server = Server::start();
+        server.state.lock().unwrap().fault = fault;
+        let records = Arc::new(MemoryRecords::new());
+        for _ in 0..2 {
+            let own = Files::open(server.store.clone(), Arc::clone(&records));
+            own.await.unwrap();
+        }
+        let other = Files::open(server.store.clone(), MemoryRecords::new()).await;
+        let kind = other.unwrap_err().kind();
+        assert_eq!(kind, FilesErrorKind::Configuration, "{fault:?}");
+    }
 }
 
 #[tokio::test]
