@@ -19,36 +19,16 @@ pub struct Report {
     durations: Vec<(f64, String)>,
 }
 
-/// The output of one test program.
-#[derive(Debug, Default, PartialEq)]
-struct Output {
-    /// Without what tests that passed have printed.
-    shown: String,
-    passed: usize,
-    failed: Vec<String>,
-    skipped: Vec<String>,
-    reduced: Vec<String>,
-    durations: Vec<(f64, String)>,
-}
-
 impl Report {
     /// Adds the output of a program and prints it.
     pub fn add(&mut self, title: &str, text: &str, is_success: bool, elapsed: Duration) {
-        let output = Output::parse(text);
+        let known = self.failures.len();
         eprintln!("== {title}: {:.1} s", elapsed.as_secs_f32());
-        print!("{}", output.shown);
-        self.passed += output.passed;
-        let named = |text: String| format!("{title} {text}");
-        self.skipped.extend(output.skipped.into_iter().map(named));
-        self.reduced.extend(output.reduced.into_iter().map(named));
-        let durations = output.durations.into_iter();
-        self.durations
-            .extend(durations.map(|(time, name)| (time, named(name))));
-        if !is_success && output.failed.is_empty() {
+        print!("{}", self.read(title, text));
+        if !is_success && self.failures.len() == known {
             // It ended before the results, or has no results.
             self.failures.push(title.to_owned());
         }
-        self.failures.extend(output.failed.into_iter().map(named));
     }
 
     pub fn is_success(&self) -> bool {
@@ -81,19 +61,9 @@ impl Report {
         );
         text
     }
-}
 
-fn list(text: &mut String, title: &str, lines: impl Iterator<Item = String>) {
-    let lines: Vec<String> = lines.map(|line| format!("    {line}\n")).collect();
-    if !lines.is_empty() {
-        let _ = write!(text, "\n{title}:\n{}", lines.concat());
-    }
-}
-
-impl Output {
-    /// Reads what libtest prints with `--show-output`.
-    fn parse(text: &str) -> Output {
-        let mut output = Output::default();
+    /// Reads what libtest prints with `--show-output`. Returns it without what tests that passed have printed.
+    fn read(&mut self, title: &str, text: &str) -> String {
         // The captured output of tests that passed, then the list of them.
         let (before, after) = match text.split_once("\nsuccesses:\n") {
             Some((before, after)) => (before, after),
@@ -103,39 +73,40 @@ impl Output {
         let rest = rest
             .split_inclusive('\n')
             .skip_while(|line| line.starts_with("    "));
-        output.shown = before.to_owned();
+        let mut shown = before.to_owned();
         if !after.is_empty() {
-            output.shown.push('\n');
-            output.shown.extend(rest);
+            shown.push('\n');
+            shown.extend(rest);
         }
         for line in before.lines() {
-            output.read_result(line);
+            self.read_result(title, line);
         }
-        let mut test = "";
+        let mut test = title.to_owned();
         for line in captured.lines() {
             let header = line
                 .strip_prefix("---- ")
                 .and_then(|line| line.strip_suffix(" stdout ----"));
             match header {
-                Some(name) => test = name,
-                None => output.read_note(test, line),
+                Some(name) => test = format!("{title} {name}:"),
+                None => self.read_note(&test, line),
             }
         }
-        output
+        shown
     }
 
     /// Reads `test NAME ... ok <0.001s>`, or a note that was not captured.
-    fn read_result(&mut self, line: &str) {
+    fn read_result(&mut self, title: &str, line: &str) {
         let Some((name, result)) = line
             .strip_prefix("test ")
             .and_then(|line| line.split_once(" ... "))
         else {
-            return self.read_note("", line);
+            return self.read_note(title, line);
         };
+        let name = format!("{title} {name}");
         let (word, rest) = result.split_once([' ', ',']).unwrap_or((result, ""));
         match word {
             "ok" => self.passed += 1,
-            "FAILED" => self.failed.push(name.to_owned()),
+            "FAILED" => self.failures.push(name.clone()),
             "ignored" => {
                 self.passed += 1;
                 self.skipped.push(format!("{name}: ignored,{rest}"));
@@ -146,19 +117,25 @@ impl Output {
             .strip_prefix('<')
             .and_then(|rest| rest.strip_suffix("s>"));
         if let Some(seconds) = seconds.and_then(|seconds| seconds.parse().ok()) {
-            self.durations.push((seconds, name.to_owned()));
+            self.durations.push((seconds, name));
         }
     }
 
     /// Reads a line with which a test reports that it ran reduced or not at all.
     fn read_note(&mut self, test: &str, line: &str) {
-        let separator = if test.is_empty() { "" } else { ": " };
         if let Some(reason) = line.strip_prefix("SKIPPED") {
             let reason = reason.trim_start_matches(':').trim();
-            push_new(&mut self.skipped, format!("{test}{separator}{reason}"));
+            push_new(&mut self.skipped, format!("{test} {reason}"));
         } else if let Some(rest) = line.strip_prefix("REDUCED: ") {
-            push_new(&mut self.reduced, format!("{test}{separator}{rest}"));
+            push_new(&mut self.reduced, format!("{test} {rest}"));
         }
+    }
+}
+
+fn list(text: &mut String, title: &str, lines: impl Iterator<Item = String>) {
+    let lines: Vec<String> = lines.map(|line| format!("    {line}\n")).collect();
+    if !lines.is_empty() {
+        let _ = write!(text, "\n{title}:\n{}", lines.concat());
     }
 }
 
@@ -186,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_passing_tests_print_is_not_shown() {
-        let shown = Output::parse(OUTPUT).shown;
+        let shown = Report::default().read("pkg lib", OUTPUT);
         assert!(
             !shown.contains("noise") && !shown.contains("successes"),
             "{shown}"
@@ -197,15 +174,19 @@ mod tests {
 
     #[test]
     fn skipped_and_reduced_tests_are_named() {
-        let output = Output::parse(OUTPUT);
+        let mut report = Report::default();
+        report.read("pkg lib", OUTPUT);
         assert_eq!(
-            output.skipped,
-            ["d: ignored, needs a printer", "a: no engine"]
+            report.skipped,
+            [
+                "pkg lib d: ignored, needs a printer",
+                "pkg lib a: no engine"
+            ]
         );
-        assert_eq!(output.reduced, ["b: one of three versions"]);
-        assert_eq!(output.failed, ["c"]);
-        assert_eq!(output.passed, 3);
-        assert_eq!(output.durations.len(), 3);
+        assert_eq!(report.reduced, ["pkg lib b: one of three versions"]);
+        assert_eq!(report.failures, ["pkg lib c"]);
+        assert_eq!(report.passed, 3);
+        assert_eq!(report.durations.len(), 3);
     }
 
     #[test]
