@@ -30,26 +30,7 @@ const SUITE: (&[&str], &str) = (
     include_str!("../../peers/e2b-suite.txt"),
 );
 /// The same for the JavaScript SDKs, from their manifests. The tests of the code interpreter use the released SDK.
-const JAVASCRIPT_SUITE: [&str; 18] = [
-    "@bufbuild/protobuf@2.17.0",
-    "@connectrpc/connect@2.2.0",
-    "@connectrpc/connect-web@2.2.0",
-    "@vitest/browser-playwright@4.1.12",
-    "chalk@5.6.2",
-    "compare-versions@6.1.1",
-    "dockerfile-ast@0.7.1",
-    "dotenv@16.6.1",
-    "e2b@2.45.0",
-    "error-stack-parser-es@2.0.1",
-    "glob@13.0.7",
-    "msw@2.15.0",
-    "openapi-fetch@0.14.1",
-    "platform@1.3.6",
-    "playwright@1.65.1",
-    "tar@7.5.23",
-    "undici@7.30.2",
-    "vitest@4.1.12",
-];
+const JAVASCRIPT_SUITE: &str = include_str!("../../peers/e2b-js-suite.txt");
 const JAVASCRIPT: [&str; 2] = ["e2b@2.51.0", "@e2b/code-interpreter@2.8.0"];
 
 /// Prepares the newest SDK of each language, in the full lane the older ones, too.
@@ -75,7 +56,8 @@ pub fn bring_up(installer: &Installer) -> Result<Ready> {
     if is_full && has_checkout {
         let environment = python.environment(installer, "e2b-suite", SUITE.0, SUITE.1)?;
         environments.push(("python-suite".to_owned(), environment.file("venv")));
-        let directory = installer.npm("e2b-js-suite", &JAVASCRIPT_SUITE)?;
+        let packages: Vec<&str> = JAVASCRIPT_SUITE.lines().collect();
+        let directory = installer.npm("e2b-js-suite", &packages)?;
         environments.push(("js-suite".to_owned(), directory));
     }
     let directory = installer.cached("e2b", "links", |_| Ok(()))?;
