@@ -58,33 +58,28 @@ fn cycles(source: &Crate) -> Vec<String> {
         .keys()
         .map(|node| (node, reachable(&graph, node)))
         .collect();
-    let mut described = Vec::new();
-    let mut seen = BTreeSet::new();
-    for (node, targets) in &reachable {
-        if !targets.contains(*node) || !seen.insert((*node).clone()) {
-            continue;
-        }
-        let mut group = vec![(*node).clone()];
-        for target in targets {
-            let is_mutual = reachable
-                .get(target)
-                .is_some_and(|back| back.contains(*node));
-            if is_mutual && seen.insert(target.clone()) {
-                group.push(target.clone());
-            }
-        }
+    let groups = reachable.iter().map(|(node, targets)| {
+        let is_mutual = |target: &&Vec<String>| {
+            let back = reachable.get(*target);
+            back.is_some_and(|back| back.contains(*node))
+        };
+        targets.iter().filter(is_mutual).collect::<Vec<_>>()
+    });
+    // Each module of a group has the same one.
+    let groups: BTreeSet<_> = groups.filter(|group| !group.is_empty()).collect();
+    let described = groups.iter().map(|group| {
         let names: Vec<String> = group.iter().map(|path| path.join("::")).collect();
         let edges = group.iter().flat_map(|from| {
-            let targets = graph.get(from).into_iter().flatten();
+            let targets = graph.get(*from).into_iter().flatten();
             targets
-                .filter(|(to, _)| group.contains(to))
-                .map(|(to, reason)| {
+                .filter(move |(to, _)| group.contains(to))
+                .map(move |(to, reason)| {
                     format!("\n    {} → {}: {reason}", from.join("::"), to.join("::"))
                 })
         });
-        described.push(format!("{}{}", names.join(", "), edges.collect::<String>()));
-    }
-    described
+        format!("{}{}", names.join(", "), edges.collect::<String>())
+    });
+    described.collect()
 }
 
 fn reachable(graph: &Graph, from: &[String]) -> BTreeSet<Vec<String>> {
