@@ -55,15 +55,16 @@ impl TurnAssembler for ChatAssembler {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        let invalid = |reason| errors.invalid_body(headers, body, reason);
         let completion: ChatCompletion = errors.parse_body(headers, body)?;
         self.usage = completion.usage;
         let choice = completion.choices.unwrap_or_default().into_iter().next();
         let Some(mut choice) = choice.filter(|choice| choice.error.is_none()) else {
-            return Err(invalid("it has no choices"));
+            return Err(errors.invalid_body(headers, body, "it has no choices"));
         };
-        if completion.error.is_some() {
-            return Err(invalid("it is an error"));
+        if completion.error.is_some()
+            && let Some(error) = errors.body_error(body)
+        {
+            return Err(error);
         }
         self.is_complete = true;
         self.model = completion.model;

@@ -1,8 +1,8 @@
 //! Maps error responses of all servers to [`LlmError`].
 //!
 //! Servers follow OpenAI's error object loosely: `code` is a string, a number or missing; the object
-//! may be a string, be in a list or lack its wrapper; and a proxy may answer with a web page. The API
-//! key is removed from all text that a server sends.
+//! may be a string or a flag, be in a list or lack its wrapper; and a proxy may answer with a web page. The
+//! API key is removed from all text that a server sends.
 
 use std::time::Duration;
 
@@ -286,16 +286,17 @@ fn find_report(body: &[u8]) -> Option<ErrorReport> {
         other => other,
     };
     let in_choice = || value.get("choices")?.get(0)?.get("error");
-    let wrapped = value.get("error").or_else(in_choice);
-    match wrapped.filter(|error| !error.is_null()) {
-        Some(Value::String(message)) => Some(ErrorReport::from_message(message)),
-        Some(error) => Some(read_report(error)),
-        None => {
+    match value.get("error").or_else(in_choice) {
+        None | Some(Value::Null | Value::Bool(false)) => {
             let is_error = value.get("object").and_then(Value::as_str) == Some("error")
                 || value.get("message").is_some()
                 || value.get("detail").is_some();
             is_error.then(|| read_report(value))
         }
+        // A flag, and the message beside it.
+        Some(Value::Bool(true)) => Some(read_report(value)),
+        Some(Value::String(message)) => Some(ErrorReport::from_message(message)),
+        Some(error) => Some(read_report(error)),
     }
 }
 

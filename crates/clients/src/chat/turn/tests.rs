@@ -76,6 +76,18 @@ fn usage_in_the_last_choice_is_read() {
 }
 
 #[test]
+fn a_flag_that_there_is_no_error_is_none() {
+    let choice = json!({"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"});
+    let body = json!({"error": false, "choices": [choice]});
+    let stream = format!("data: {body}\n\n");
+    let (events, error) = assemble(ChatAssembler::default(), stream.as_bytes());
+    assert!(error.is_none(), "{error:?}");
+    let streamed = folded(events);
+    assert_eq!(streamed.message.text(), "Hi");
+    assert_eq!(streamed, answered(ChatAssembler::default(), &body).unwrap());
+}
+
+#[test]
 fn content_in_parts_is_split_into_reasoning_and_text() {
     let thinking =
         |text: &str| json!({"type": "thinking", "thinking": [{"type": "text", "text": text}]});

@@ -169,6 +169,7 @@ fn the_message_is_found_in_every_format() {
         json!({"error": {"message": "M", "type": null, "param": null, "code": null}}),
         json!({"error": {"message": "M", "code": 400}}),
         json!({"error": "M"}),
+        json!({"error": true, "message": "M"}),
         json!([{"error": {"message": "M"}}]),
         json!({"object": "error", "message": "M", "code": 400}),
         json!({"message": "M"}),
