@@ -5,11 +5,11 @@
 
 use anyhow::Result;
 
-use crate::dist::Profile;
 use crate::lane::Lane;
 use crate::metadata::Metadata;
 use crate::peers::{self, Installer};
-use crate::{dist, shell};
+use crate::static_build::Profile;
+use crate::{shell, static_build};
 
 /// Measures the numbers in docs/performance.md.
 #[derive(clap::Args)]
@@ -23,8 +23,8 @@ pub struct BenchArgs {
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
-    shell::run(&mut dist::build(&dist::host()?, Profile::Dist))?;
-    let cantle = dist::program(Profile::Dist)?;
+    shell::run(&mut static_build::build(Profile::Dist)?)?;
+    let cantle = static_build::program(Profile::Dist)?;
     let build = ["build", "--profile=dist", "--package=cantle-bench"];
     shell::run(shell::cargo().args(build))?;
     let target = Metadata::read()?.target;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::metadata::Metadata;
-use crate::{dist, shell, workspace};
+use crate::{shell, static_build, workspace};
 
 const FLAGS: &[&str] = &[
     "--cfg=cantle_fuzzing",
@@ -62,7 +62,7 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     } else {
         &args.targets
     };
-    let triple = dist::host()?;
+    let triple = static_build::host()?;
     let directory = Metadata::read()?.target.join("fuzz");
     let build = [
         "build",

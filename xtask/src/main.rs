@@ -2,7 +2,6 @@
 //!
 //! Each subcommand has a file with its arguments and a `run` function; [`Task`] lists them.
 
-mod archive;
 mod bench;
 mod check;
 mod dist;
@@ -21,6 +20,7 @@ mod portable;
 mod shell;
 mod soak;
 mod source;
+mod static_build;
 mod test;
 #[cfg(test)]
 mod tidy;
@@ -45,7 +45,7 @@ enum Task {
     Check(check::CheckArgs),
     /// Package the crates, and test an extension crate against the packages
     Package,
-    Dist(archive::DistArgs),
+    Dist(dist::DistArgs),
     Bench(bench::BenchArgs),
     Fuzz(fuzz::FuzzArgs),
     Lines(lines::LinesArgs),
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Check(args) => check::run(&args),
         Task::Package => package::run(),
-        Task::Dist(args) => archive::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Lines(args) => lines::run(&args),

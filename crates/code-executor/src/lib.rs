@@ -9,7 +9,7 @@
 mod output;
 mod python;
 mod shell;
-mod stored;
+mod stored_files;
 
 use cantle_core::tool::{DynTool, ToolOutput};
 use cantle_files::Files;
@@ -41,7 +41,7 @@ pub const WITHOUT_SANDBOX: [&str; 5] = [
 
 fn tools_with(files: &Files, checks_patterns: bool) -> Vec<DynTool> {
     let mut tools = vec![python::run_python(files), shell::run_shell(checks_patterns)];
-    tools.extend(stored::tools(files));
+    tools.extend(stored_files::tools(files));
     tools
 }
 

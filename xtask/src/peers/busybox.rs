@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use super::{Installer, Ready, system};
-use crate::{dist, shell};
+use crate::{shell, static_build};
 
 pub fn bring_up(installer: &Installer) -> Result<Ready> {
     let program = program(installer)?.display().to_string();
@@ -18,7 +18,7 @@ pub fn program(installer: &Installer) -> Result<PathBuf> {
     let own =
         shell::probe("sh", &["-c", "command -v busybox"]).map(|path| PathBuf::from(path.trim()));
     match own {
-        Some(own) if dist::is_static(&own)? => Ok(own),
+        Some(own) if static_build::is_static(&own)? => Ok(own),
         _ => debian(installer),
     }
 }

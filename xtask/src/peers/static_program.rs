@@ -3,10 +3,10 @@
 use anyhow::Result;
 
 use super::{Installer, Ready};
-use crate::dist::{self, Profile};
+use crate::static_build::{self, Profile};
 
 pub fn bring_up(installer: &Installer) -> Result<Ready> {
-    installer.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
-    let program = dist::program(Profile::Dev)?.display().to_string();
+    installer.step("static", &static_build::build(Profile::Dev)?)?;
+    let program = static_build::program(Profile::Dev)?.display().to_string();
     Ok(Ready::with([("CANTLE_TEST_STATIC_BIN", program)]))
 }

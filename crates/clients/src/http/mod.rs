@@ -7,14 +7,15 @@
 mod body;
 mod builder;
 mod call;
+mod connection_errors;
 mod dialect;
+mod encoding;
 mod endpoint;
 mod errors;
 mod litellm;
 mod media;
 mod output_limit;
 mod overflow;
-mod parts;
 mod proxy;
 mod retry_after;
 mod settings;
@@ -24,7 +25,6 @@ mod surrogates;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timeouts;
-mod transport;
 mod usage;
 
 use std::fmt;
@@ -37,11 +37,11 @@ pub use self::dialect::Dialect;
 pub(crate) use self::dialect::{
     TurnAssembler, WireProtocol, bearer_token, incomplete_response, unencodable,
 };
+pub(crate) use self::encoding::{call_arguments, call_name, content_parts, encode_list};
 use self::endpoint::Endpoint;
 pub(crate) use self::errors::{ErrorContext, filled_window};
 pub(crate) use self::media::{check_image_type, data_url, unsupported_block, unsupported_media};
 pub(crate) use self::output_limit::OutputLimit;
-pub(crate) use self::parts::{call_arguments, call_name, content_parts, encode_list};
 pub(crate) use self::settings::{ClientSettings, invalid};
 pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;

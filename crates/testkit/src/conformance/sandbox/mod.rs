@@ -9,8 +9,8 @@
 mod arguments;
 mod background;
 mod bench;
-mod between;
 mod commands;
+mod copies;
 mod ending;
 mod files;
 mod flow;
@@ -18,7 +18,7 @@ mod gone;
 mod host;
 mod kept;
 mod large;
-mod life;
+mod lifecycle;
 mod limits;
 mod links;
 mod listing;
@@ -65,7 +65,7 @@ pub async fn sandbox_with<'o>(backend: &'o dyn Backend, options: SandboxOptions<
 /// Runs the cases about copies between sandboxes of two backends, in both directions. A run and its
 /// sub-agents may use different backends and exchange files.
 pub async fn transfers(one: &dyn Backend, other: &dyn Backend) -> Report {
-    suite::run(&Harness::between(one, other), between::cases(), &[]).await
+    suite::run(&Harness::between(one, other), copies::cases(), &[]).await
 }
 
 fn cases<'b>() -> Vec<Case<Harness<'b>>> {
@@ -87,11 +87,11 @@ fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         races::cases(),
         read_only::cases(),
         transfer::cases(),
-        between::cases(),
+        copies::cases(),
         policy::cases(),
         ports::cases(),
         limits::cases(),
-        life::cases(),
+        lifecycle::cases(),
         kept::cases(),
         gone::cases(),
     ]
