@@ -1,7 +1,6 @@
 //! Limits: each limit reported as enforced is exceeded in a sandbox of its own.
 
 use cantle_core::policy::{PolicyField, Strictness};
-use cantle_core::sandbox::EnforcedBy;
 
 use super::policy::policy_with_only;
 use super::prelude::*;
@@ -37,8 +36,7 @@ async fn must_stop(bench: &Bench<'_>, field: PolicyField, script: &str) -> Check
     let mut policy = policy_with_only(field);
     policy.strictness = Strictness::BestEffort;
     let sandbox = bench.open(policy).await?;
-    let mut enforcement = sandbox.info().demanded();
-    if enforcement.all(|it| it.by == EnforcedBy::NotEnforced) {
+    if !sandbox.info().enforces(field) {
         return Ok(());
     }
     let request = SpawnRequest::shell(script).with_timeout(SCRIPT_TIMEOUT);

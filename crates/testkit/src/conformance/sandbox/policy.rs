@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 use cantle_core::policy::{Access, HostPattern, Network, PolicyField, Strictness};
-use cantle_core::sandbox::{EnforcedBy, Enforcement};
+use cantle_core::sandbox::EnforcedBy;
 
 use super::bench::sh;
 use super::prelude::*;
@@ -122,8 +122,7 @@ async fn reported_enforcement_is_effective(bench: &Bench<'_>) -> Checked {
         let mut policy = policy_with_only(field);
         policy.strictness = Strictness::BestEffort;
         let sandbox = bench.open(policy).await?;
-        let mut enforcement = sandbox.info().demanded();
-        if enforcement.any(|it| it.by != EnforcedBy::NotEnforced) {
+        if sandbox.info().enforces(field) {
             attempt_violation(&*sandbox, field).await?;
         }
     }
@@ -233,10 +232,7 @@ async fn a_hidden_file_is_neither_read_nor_changed(bench: &Bench<'_>) -> Checked
     policy.hidden_paths = vec![outside.secret()];
     policy.strictness = Strictness::BestEffort;
     let sandbox = bench.open(policy).await?;
-    let mut enforcement = sandbox.info().demanded();
-    let is_hidden =
-        |it: &Enforcement| it.field == PolicyField::HiddenPaths && it.by != EnforcedBy::NotEnforced;
-    if !enforcement.any(is_hidden) {
+    if !sandbox.info().enforces(PolicyField::HiddenPaths) {
         return Ok(());
     }
     let file = outside.secret().display().to_string();
@@ -255,8 +251,7 @@ async fn a_host_allowlist_blocks_other_hosts(bench: &Bench<'_>) -> Checked {
     policy.network = Some(Network::Hosts(vec![host]));
     policy.strictness = Strictness::BestEffort;
     let sandbox = bench.open(policy).await?;
-    let mut enforcement = sandbox.info().demanded();
-    if enforcement.all(|it| it.by == EnforcedBy::NotEnforced) {
+    if !sandbox.info().enforces(PolicyField::Network) {
         return Ok(());
     }
     must_not_reach_host(&*sandbox).await
