@@ -325,9 +325,11 @@ impl Snapshot {
     /// that ended before it was read come later. So if `found` stops the process, few are missed, however
     /// fast they replace each other.
     fn scan_with(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+        // Of those assigned before, `/proc` lists all that exist: there can be millions of ids, and few processes.
+        let before = newest_pid();
         self.scan_listed(tree, found);
         let known = &self.processes[..self.count];
-        let mut last = known.last().map_or(0, |process| process.pid);
+        let mut last = known.last().map_or(before, |it| it.pid.max(before));
         for _ in 0..MAX_CATCH_UPS {
             let newest = newest_pid();
             // All are read, or the ids have wrapped and the next scan reads them.
