@@ -2,6 +2,7 @@
 
 use cantle_core::policy::Limits;
 use cantle_supervisor::wire::Step;
+use rustix::process::Resource;
 
 use super::quotas;
 use super::steps::Steps;
@@ -13,6 +14,7 @@ const DATA: u32 = 2;
 const CORE: u32 = 4;
 const PROCESSES: u32 = 6;
 const OPEN_FILES: u32 = 7;
+const LOCKED_MEMORY: u32 = 8;
 const PENDING_SIGNALS: u32 = 11;
 const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
@@ -36,8 +38,15 @@ pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_u
         for resource in [MESSAGE_QUEUES, NICE, REAL_TIME] {
             set(resource, 0, 0);
         }
-        if let Some(signals) = quotas::pending_signals() {
-            set(PENDING_SIGNALS, signals, signals);
+        // Signals that wait for processes, a timer among them, and memory that can't be swapped out, as that of messages which
+        // are sent without a copy (`MSG_ZEROCOPY`).
+        for (resource, shared) in [
+            (PENDING_SIGNALS, Resource::Sigpending),
+            (LOCKED_MEMORY, Resource::Memlock),
+        ] {
+            if let Some(share) = quotas::share(shared) {
+                set(resource, share, share);
+            }
         }
     }
     if let Some(time) = limits.cpu_time {

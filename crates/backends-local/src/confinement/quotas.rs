@@ -40,9 +40,9 @@ pub(super) fn build(steps: &mut Steps) {
     }
 }
 
-/// Returns the number of signals that may wait for the processes of a sandbox. A timer takes one, too.
-pub(super) fn pending_signals() -> Option<u64> {
-    let shared = getrlimit(Resource::Sigpending).maximum;
+/// Returns a sandbox's share of a resource of this process's user, which each process of the sandbox gets as its limit.
+pub(super) fn share(resource: Resource) -> Option<u64> {
+    let shared = getrlimit(resource).maximum;
     shared.map(|shared| shared / SHARES)
 }
 

@@ -35,6 +35,19 @@ async fn crash_leaves_no_core_file_and_starts_no_program_of_the_host() {
 }
 
 #[tokio::test]
+async fn one_sandbox_cant_lock_all_memory_that_its_user_may_lock() {
+    let Some(shared) = getrlimit(Resource::Memlock).maximum else {
+        return cantle_testkit::lane::skip("locked memory is unlimited");
+    };
+    let sandbox = open_under(Policy::workspace()).await;
+    let line =
+        "python3 -c 'import resource; print(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])'";
+    let share = stdout(&*sandbox, line).await;
+    assert_eq!(share, format!("{}\n", shared / 8));
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn disk_limit_of_zero_is_enforced() {
     let mut policy = Policy::workspace();
     policy.limits.disk_bytes = Some(0);
