@@ -159,6 +159,20 @@ const HUGE_PAGES: [(i64, u32, u32); 3] = [
     (libc::SYS_shmget, 2, 0o4000),
 ];
 
+/// Requests of `ioctl` that are always refused.
+const REFUSED_REQUESTS: [u32; 8] = [
+    // Injecting input into a terminal, and line disciplines, which are loaded on demand and have a history of vulnerabilities.
+    0x5412, // TIOCSTI
+    0x541C, // TIOCLINUX
+    0x5423, // TIOCSETD
+    // Subvolumes of btrfs: what is in a read-only one can't be removed with the sandbox's directory.
+    0x5000_9401, // BTRFS_IOC_SNAP_CREATE
+    0x5000_940E, // BTRFS_IOC_SUBVOL_CREATE
+    0x5000_9417, // BTRFS_IOC_SNAP_CREATE_V2
+    0x5000_9418, // BTRFS_IOC_SUBVOL_CREATE_V2
+    0x4008_941A, // BTRFS_IOC_SUBVOL_SETFLAGS
+];
+
 /// Calls that start a process.
 const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
@@ -214,15 +228,8 @@ pub fn program(options: FilterOptions) -> Vec<u8> {
     }
     rules.refuse_if(libc::SYS_clone, new_namespaces());
     protect_init(&mut rules, options.shares_with_host);
-    // Injecting input into a terminal, and line disciplines, which are loaded on demand and have a history of
-    // vulnerabilities.
-    let of_terminals = [
-        0x5412, /* TIOCSTI */
-        0x541C, /* TIOCLINUX */
-        0x5423, /* TIOCSETD */
-    ];
-    let of_terminals = of_terminals.map(|request| vec![Condition::is(1, request)]);
-    rules.refuse_if(libc::SYS_ioctl, of_terminals.into());
+    let requests = REFUSED_REQUESTS.map(|request| vec![Condition::is(1, request)]);
+    rules.refuse_if(libc::SYS_ioctl, requests.into());
     // Leases on files: whoever opens such a file outside, which may only be readable here, waits for the holder.
     let leases = [1024 /* F_SETLEASE */, 1040 /* F_SETDELEG */];
     let leases = leases.map(|command| vec![Condition::is(1, command)]);
