@@ -61,7 +61,7 @@ struct MeterState {
     measured: Option<DiskUsage>,
     /// Usage of the file system then.
     file_system: Option<DiskUsage>,
-    /// The time of the last measurement that was no estimate.
+    /// The beginning of the last measurement that was no estimate.
     walked: Option<Instant>,
     /// Usage of files that this process has written since.
     finished: DiskUsage,
@@ -115,13 +115,22 @@ impl Root {
         let Meter {
             limits, measuring, ..
         } = &self.meter;
+        let asked = Instant::now();
         let _measuring = measuring.lock();
+        let began = Instant::now();
         let file_system = limits
             .is_default
             .then(|| self.used_in_file_system())
             .flatten();
         let (finished_before, estimated) = {
             let state = self.meter.state.lock();
+            // Of many calls that wait here, each on a thread, only two measure.
+            if unreadable == Unreadable::Reported
+                && state.walked.is_some_and(|it| it >= asked)
+                && let Some(used) = state.measured
+            {
+                return limits.exceeded(used);
+            }
             // Nothing in the sandbox has grown by more, unless others have freed space.
             let grown = file_system
                 .zip(state.file_system)
@@ -137,7 +146,7 @@ impl Root {
             .unwrap_or_else(|| self.used(unreadable, &|used| limits.exceeded(used).is_some()));
         let mut state = self.meter.state.lock();
         if estimated.is_none() {
-            state.walked = Some(Instant::now());
+            state.walked = Some(began);
         }
         state.measured = Some(used);
         state.file_system = file_system;
@@ -283,19 +292,41 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn space_that_others_free_hides_growth_only_for_a_while() {
-        const LIMIT: u64 = 1 << 20;
+    const LIMIT: u64 = 1 << 20;
+
+    /// Returns a root with more than its limit, and the directory that it is in.
+    fn full_root(is_default: bool) -> (Root, tempfile::TempDir) {
         let parent = tempfile::tempdir().expect("a directory");
         let mut root = Root::create(parent.path(), RunId::new(), false).expect("a root");
         let limits = FileLimits {
             disk_bytes: Some(LIMIT),
-            is_default: true,
+            is_default,
             ..FileLimits::default()
         };
         root.set_limits(limits, true);
         let file = root.host_paths().work().join("file");
         std::fs::write(file, vec![1; 2 << 20]).expect("it is written");
+        (root, parent)
+    }
+
+    #[test]
+    fn calls_that_wait_for_a_measurement_share_the_next_one() {
+        let (root, _parent) = full_root(false);
+        let exceeded = Some((PolicyField::Disk, LIMIT));
+        assert_eq!(root.exceeded_limit(), exceeded);
+        // As if another call had begun to measure while the next one waited, and found less.
+        let mut state = root.meter.state.lock();
+        state.measured = Some(DiskUsage::default());
+        state.walked = Some(Instant::now() + MAX_ESTIMATES);
+        drop(state);
+        assert_eq!(root.exceeded_limit(), None);
+        assert_eq!(root.exceeded_limit_at_rest(), exceeded);
+        assert_eq!(root.exceeded_limit(), exceeded);
+    }
+
+    #[test]
+    fn space_that_others_free_hides_growth_only_for_a_while() {
+        let (root, _parent) = full_root(true);
         // As if others had freed much since the last measurement.
         let freed = DiskUsage {
             bytes: 1 << 40,
