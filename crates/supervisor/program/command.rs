@@ -97,15 +97,8 @@ fn keep(body: Fd, report: Fd, stdio: &[Fd], profile: &CommandProfile) -> ! {
         if ended.pid != leader {
             continue;
         }
-        let usage = ended.usage;
-        let seconds = (usage.user_s + usage.system_s) as u64;
-        let ended = Report::Ended {
-            status: ended.status,
-            alone: is_alone(),
-            cpu_us: seconds * 1_000_000 + (usage.user_us + usage.system_us) as u64,
-            max_rss_kib: usage.max_rss_kib as u64,
-        };
-        send_report(report, ended);
+        let (status, alone) = (ended.status, is_alone());
+        send_report(report, Report::Ended { status, alone });
     }
     sys::exit(0)
 }

@@ -18,7 +18,7 @@ pub const ORDER_BYTES: usize = 16;
 /// Length of an encoded [`SetupReply`].
 pub const SETUP_REPLY_BYTES: usize = 16;
 /// Length of an encoded [`Report`].
-pub const REPORT_BYTES: usize = 24;
+pub const REPORT_BYTES: usize = 8;
 
 wire_enum! {
     /// An instruction to the supervisor.
@@ -309,10 +309,6 @@ wire_enum! {
             status: i32,
             /// Whether no process of the command is left.
             alone: bool,
-            /// CPU time of all its reaped processes, in microseconds.
-            cpu_us: u64,
-            /// The largest resident set of one of them, in KiB.
-            max_rss_kib: u64,
         } = 3,
     }
 }

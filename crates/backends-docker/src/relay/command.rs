@@ -312,7 +312,7 @@ pub(super) struct RelayReports(mpsc::Receiver<wire::Report>);
 impl Reports for RelayReports {
     async fn next(&mut self) -> Option<Report> {
         loop {
-            if let wire::Report::Ended { status, alone, .. } = self.0.recv().await? {
+            if let wire::Report::Ended { status, alone } = self.0.recv().await? {
                 let status = exit_status(status);
                 return Some(Report::Ended { status, alone });
             }

@@ -54,16 +54,8 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
             _ => Answer::Report { id, length: number },
         });
     let payload = prop::collection::vec(any::<u8>(), 0..100);
-    let report = (any::<i32>(), any::<bool>()).prop_map(|(status, alone)| {
-        Report::Ended {
-            status,
-            alone,
-            cpu_us: 0,
-            max_rss_kib: 0,
-        }
-        .encode()
-        .to_vec()
-    });
+    let report = (any::<i32>(), any::<bool>())
+        .prop_map(|(status, alone)| Report::Ended { status, alone }.encode().to_vec());
     let raw = prop::collection::vec(any::<u8>(), 0..64);
     let one = prop_oneof![
         4 => (answer.clone(), report).prop_map(|(answer, report)| [&answer.encode()[..], &report].concat()),
@@ -220,8 +212,6 @@ async fn connect_to_silent_relay() -> Relay {
         let report = Report::Ended {
             status: 0,
             alone: true,
-            cpu_us: 0,
-            max_rss_kib: 0,
         };
         let (id, total) = (FIRST_ID, 0);
         let end = |channel| Answer::End { id, channel, total }.encode();

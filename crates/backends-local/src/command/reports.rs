@@ -42,7 +42,7 @@ impl ProcessReports {
 impl Reports for ProcessReports {
     async fn next(&mut self) -> Option<Report> {
         loop {
-            if let (wire::Report::Ended { status, alone, .. }, _) = self.receive().await? {
+            if let (wire::Report::Ended { status, alone }, _) = self.receive().await? {
                 let status = exit_status(status);
                 return Some(Report::Ended { status, alone });
             }

@@ -1,7 +1,7 @@
 //! Processes: fork, wait, signals, limits, capabilities and credentials.
 
 use core::ffi::CStr;
-use core::mem::{MaybeUninit, size_of_val};
+use core::mem::size_of_val;
 
 use super::{EINTR, EINVAL, Errno, Fd, FromRegister, Result, pad, syscall, uninterrupted};
 
@@ -59,12 +59,11 @@ pub unsafe fn execve(path: &CStr, argv: *const *const u8, envp: *const *const u8
     }
 }
 
-/// A child's change of state: its `wait4` status and resource usage.
+/// A child's change of state, with its `wait4` status.
 #[derive(Clone, Copy)]
 pub struct Changed {
     pub pid: i32,
     pub status: i32,
-    pub usage: Usage,
 }
 
 impl Changed {
@@ -89,37 +88,15 @@ impl Changed {
     }
 }
 
-/// The first fields of the kernel's `struct rusage`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Usage {
-    pub user_s: i64,
-    pub user_us: i64,
-    pub system_s: i64,
-    pub system_us: i64,
-    pub max_rss_kib: i64,
-    rest: [i64; 13],
-}
-
 /// Waits for a child that ends or, with `stopped_too`, stops. Returns `None` if `block` is false and no
 /// child has changed.
 pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
     const WNOHANG: usize = 1;
     const WUNTRACED: usize = 2;
     let mut status = 0_i32;
-    let mut usage = MaybeUninit::<Usage>::zeroed();
     let flags = if block { 0 } else { WNOHANG } | if stopped_too { WUNTRACED } else { 0 };
-    let pid = uninterrupted(|| call!(61, usize::MAX, &raw mut status, flags, usage.as_mut_ptr()))?;
-    if pid == 0 {
-        return Ok(None);
-    }
-    // SAFETY: both the zeros and what the kernel has written are valid numbers.
-    let usage = unsafe { usage.assume_init() };
-    Ok(Some(Changed {
-        pid: pid as i32,
-        status,
-        usage,
-    }))
+    let pid = uninterrupted(|| call!(61, usize::MAX, &raw mut status, flags))? as i32;
+    Ok((pid != 0).then_some(Changed { pid, status }))
 }
 
 pub const SIGKILL: i32 = 9;
