@@ -5,7 +5,7 @@ use core::ffi::CStr;
 use crate::files;
 use crate::setup::{self, CommandProfile};
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked, List};
-use crate::tree::{Keepers, Tree};
+use crate::tree::Tree;
 use crate::wire::{FileAccess, Reader, Report, Spawn, StartStage};
 
 /// Maximum number of commands that have processes.
@@ -35,10 +35,9 @@ impl CommandTable {
         let found = self.0.iter().position(|(_, keeper)| *keeper == pid);
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
-}
 
-impl Keepers for CommandTable {
-    fn includes(&self, pid: i32) -> bool {
+    /// Whether a process is the keeper of a command.
+    pub fn includes(&self, pid: i32) -> bool {
         self.0.iter().any(|(_, keeper)| *keeper == pid)
     }
 }

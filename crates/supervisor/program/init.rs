@@ -6,7 +6,7 @@
 use crate::command::{self, CommandTable};
 use crate::setup::{self, CommandProfile, Mounts};
 use crate::sys::{self, Errno, Fd, NONE, PollFd};
-use crate::tree::{Keepers as _, Tree};
+use crate::tree::Tree;
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
 /// Sets the sandbox up and serves until the owner is gone. `mounts` are those that the guard has made, `missing` has a
@@ -173,7 +173,7 @@ impl<'b> Init<'b> {
             // A process of the sandbox has killed the keeper; init inherits its descendants.
             if was_keeper && ended.status != 0 {
                 Tree::below(sys::getpid())
-                    .without(&self.commands)
+                    .without(&|pid| self.commands.includes(pid))
                     .kill_for_good(self.alone);
             }
         }

@@ -23,28 +23,24 @@ const MAX_STOP_ROUNDS: usize = 100;
 const MAX_KILL_REPEATS: u32 = 20;
 const KILL_PAUSE_US: u32 = 500;
 
-/// A set of processes whose descendants are excluded from a tree.
-pub trait Keepers {
-    /// Whether a process is in the set.
-    fn includes(&self, pid: i32) -> bool;
-}
-
 /// The descendants of a process, without the process itself.
-pub struct Tree<'k> {
+pub struct Tree<'e> {
     root: i32,
-    excluded: Option<&'k dyn Keepers>,
+    is_excluded: &'e dyn Fn(i32) -> bool,
 }
 
-impl<'k> Tree<'k> {
+impl<'e> Tree<'e> {
     pub fn below(root: i32) -> Self {
-        let excluded = None;
-        Self { root, excluded }
+        Self {
+            root,
+            is_excluded: &|_| false,
+        }
     }
 
     /// Excludes these processes and their descendants.
-    pub fn without(self, excluded: &'k dyn Keepers) -> Self {
+    pub fn without(self, is_excluded: &'e dyn Fn(i32) -> bool) -> Self {
         Self {
-            excluded: Some(excluded),
+            is_excluded,
             ..self
         }
     }
@@ -373,8 +369,7 @@ impl Snapshot {
     /// Marks a process whose parent is a member; returns whether it was not marked before.
     fn mark_one(&mut self, at: usize, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) -> bool {
         let process = self.processes[at];
-        let is_excluded = |excluded: &dyn Keepers| excluded.includes(process.pid);
-        if process.is_member || tree.excluded.is_some_and(is_excluded) {
+        if process.is_member || (tree.is_excluded)(process.pid) {
             return false;
         }
         let parent = self.find(process.parent);
