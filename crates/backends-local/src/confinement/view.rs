@@ -136,12 +136,6 @@ pub(super) fn build(
     (read_only_parts, read_roots.paths) = targets(&read_roots.paths)?
         .into_iter()
         .partition(|path| is_part(path, &write_roots));
-    let mut hidden: Vec<_> = policy
-        .hidden_paths
-        .iter()
-        .filter_map(|path| fs::canonicalize(path).ok())
-        .collect();
-    hidden.sort();
     view.show_read_roots(&read_roots)?;
     for path in named.iter().chain(policy.write_roots.iter().flatten()) {
         let target = canonical(path)?;
@@ -151,16 +145,12 @@ pub(super) fn build(
         }
     }
     for path in &write_roots {
-        if view.is_covered(path) {
-            continue;
+        if !view.is_covered(path) {
+            view.make_target(path)?;
         }
-        view.make_target(path)?;
     }
     view.make_system_files(identity)?;
-    for target in [workspace, Path::new(TEMPORARY)] {
-        view.make_directories(target)?;
-    }
-    if !hidden.is_empty() {
+    if !policy.hidden_paths.is_empty() {
         let empty = view.host_path(Path::new(EMPTY));
         view.steps.file(&empty, c"")?;
     }
@@ -183,18 +173,8 @@ pub(super) fn build(
         }
     }
     view.mount_write_roots(&write_roots, &read_only_parts, mapped_roots)?;
-    hidden.retain(|path| {
-        let mut roots = write_roots
-            .iter()
-            .chain(&read_roots.paths)
-            .chain(&view.shown);
-        roots.any(|root| path.starts_with(root))
-    });
-    // What is below a hidden directory is hidden with it.
-    hidden.dedup_by(|path, above| path.starts_with(above));
-    for path in &hidden {
-        view.hide(path)?;
-    }
+    let roots: Vec<_> = write_roots.into_iter().chain(read_roots.paths).collect();
+    view.hide_all(&policy.hidden_paths, &roots)?;
     view.steps.pivot_root(&root)
 }
 
@@ -317,29 +297,22 @@ impl ViewBuilder<'_> {
         storage: Storage,
         limits: &Limits,
     ) -> Result<(PathBuf, PathBuf), SandboxError> {
+        let sized = paths.sized();
+        let base = sized.base();
         match storage {
             Storage::Directory => return Ok((paths.work(), paths.temporary())),
-            Storage::Memory => self.memory(paths, limits)?,
-            Storage::Image => self.steps.attach_image(&paths.sized().base())?,
+            Storage::Memory => {
+                let options = memory::options(limits);
+                self.steps.mount(c"tmpfs", &base, RESTRICTED, &options)?;
+                self.steps.directory(&sized.memory(), 0o777)?;
+            }
+            Storage::Image => self.steps.attach_image(&base)?,
         }
-        self.directories_on(&paths.sized())
-    }
-
-    /// Mounts a file system of limited size in memory.
-    fn memory(&mut self, paths: &HostPaths, limits: &Limits) -> Result<(), SandboxError> {
-        let options = memory::options(limits);
-        let sized = paths.sized();
-        self.steps
-            .mount(c"tmpfs", &sized.base(), RESTRICTED, &options)?;
-        self.steps.directory(&sized.memory(), 0o777)
-    }
-
-    /// Makes the working and the temporary directory on a file system, unless it has them, and passes it out.
-    fn directories_on(&mut self, sized: &HostPaths) -> Result<(PathBuf, PathBuf), SandboxError> {
+        // An image that was used before has them.
         for directory in [sized.work(), sized.temporary()] {
             self.steps.directory(&directory, 0o777)?;
         }
-        self.steps.open_directory(&sized.base())?;
+        self.steps.open_directory(&base)?;
         Ok((sized.work(), sized.temporary()))
     }
 
@@ -418,19 +391,28 @@ impl ViewBuilder<'_> {
         self.steps.set_attributes(&host_path, attributes)
     }
 
+    /// Hides what the view has of these paths, in a root or in what is shown.
+    fn hide_all(&mut self, paths: &[PathBuf], roots: &[PathBuf]) -> Result<(), SandboxError> {
+        let mut hidden: Vec<_> = paths.iter().flat_map(fs::canonicalize).collect();
+        hidden.sort();
+        hidden.retain(|path| {
+            let mut seen = roots.iter().chain(&self.shown);
+            seen.any(|root| path.starts_with(root))
+        });
+        // What is below a hidden directory is hidden with it.
+        hidden.dedup_by(|path, above| path.starts_with(above));
+        hidden.iter().try_for_each(|path| self.hide(path))
+    }
+
     /// Covers a file or directory by an empty one.
     fn hide(&mut self, path: &Path) -> Result<(), SandboxError> {
-        let host_path = self.host_path(path);
+        let attributes = RESTRICTED | ms::READ_ONLY;
         if path.is_dir() {
-            let flags = RESTRICTED | ms::READ_ONLY;
-            return self
-                .steps
-                .mount(c"tmpfs", &host_path, flags, c"mode=755,size=4k");
+            let (target, options) = (self.host_path(path), c"mode=755,size=4k");
+            return self.steps.mount(c"tmpfs", &target, attributes, options);
         }
         let empty = self.host_path(Path::new(EMPTY));
-        self.steps.bind(&empty, &host_path)?;
-        self.steps
-            .set_attributes(&host_path, RESTRICTED | ms::READ_ONLY)
+        self.cover(&empty, path, attributes)
     }
 
     /// Creates a mount point, unless a bound root contains it already.
@@ -466,8 +448,9 @@ impl ViewBuilder<'_> {
 
     /// Creates the files that describe the machine and its users.
     fn make_system_files(&mut self, identity: Identity) -> Result<(), SandboxError> {
-        for directory in ["/proc", "/dev", "/dev/pts", "/dev/shm"] {
-            self.make_directories(Path::new(directory))?;
+        let own = ["/proc", "/dev", "/dev/pts", "/dev/shm", TEMPORARY].map(Path::new);
+        for directory in own.into_iter().chain([self.workspace]) {
+            self.make_directories(directory)?;
         }
         for device in DEVICES {
             let path = Path::new("/dev").join(device);
