@@ -87,12 +87,12 @@ impl Plan {
             policy,
             limits,
             identity,
-            mechanisms,
             workspace,
+            ..
         } = request;
         let is_confined = is_confined(policy);
         let in_namespaces = mode == Mode::Namespaces;
-        let maps = IdMaps::new(identity);
+        let (uid_map, gid_map) = id_maps(identity);
         let shared_group = groups.shared_directory().unwrap_or_default();
         let has_group = groups.has_version_two();
         let groups = groups.cleanups();
@@ -109,8 +109,8 @@ impl Plan {
                 (Mode::Namespaces, Some(_)) => NEW_NAMESPACES | NEW_NETWORK,
                 _ => 0,
             },
-            uid_map: if in_namespaces { &maps.uids } else { c"" },
-            gid_map: if in_namespaces { &maps.gids } else { c"" },
+            uid_map: if in_namespaces { &uid_map } else { c"" },
+            gid_map: if in_namespaces { &gid_map } else { c"" },
             deny_setgroups: in_namespaces && Identity::current().0 != 0,
             groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
             mapped: u32::try_from(mapped_roots.len()).unwrap_or(u32::MAX),
@@ -143,34 +143,7 @@ impl Plan {
         // Only in a user namespace do all of the user's processes belong to the sandbox.
         limits::build(&mut steps, limits, is_confined, in_namespaces);
         if is_confined {
-            let other = identity.is_other.then_some((identity.uid, identity.gid));
-            let identity = Step::DropPrivileges { identity: other };
-            steps.add("drop privileges", &identity);
-            match mode {
-                Mode::Namespaces if mechanisms.include(Mechanism::Landlock) => {
-                    steps.landlock(Some(LANDLOCK), &rights::in_view(policy, workspace)?);
-                }
-                Mode::Landlock => steps.landlock(None, &rights::on_host(policy, paths)?),
-                Mode::Namespaces | Mode::Open => {}
-            }
-            if mechanisms.include(Mechanism::SystemCalls) {
-                let options = FilterOptions {
-                    sockets: match (&policy.network, mode) {
-                        (None, _) | (_, Mode::Namespaces) => AllowedSockets::Ordinary,
-                        _ => AllowedSockets::PairsOnly,
-                    },
-                    shares_with_host: !in_namespaces,
-                    subprocesses: policy.subprocesses != Some(false),
-                    // In files that others can execute, they would let commands act as their owner.
-                    set_id_modes: policy.write_roots.as_ref().is_some_and(Vec::is_empty),
-                };
-                let program = &filter::program(options);
-                steps.add_optional(FILTER, &Step::Filter { program });
-                if policy.subprocesses == Some(false) {
-                    let program = &filter::without_subprocesses();
-                    steps.add("filter commands", &Step::CommandFilter { program });
-                }
-            }
+            restrict(&mut steps, mode, request, paths)?;
         }
         let (body, names) = steps.finish();
         Ok(Self {
@@ -182,28 +155,63 @@ impl Plan {
     }
 }
 
-/// The user mapping of a user namespace.
-struct IdMaps {
-    uids: CString,
-    gids: CString,
-}
-
-impl IdMaps {
-    fn new(identity: Identity) -> Self {
-        let (own_uid, own_gid) = Identity::current();
-        let map = |own: u32, other: u32| {
-            // This user performs the setup, the other one runs commands.
-            let mut map = format!("{own} {own} 1\n");
-            if other != own {
-                map += &format!("{other} {other} 1\n");
-            }
-            CString::new(map).unwrap_or_default()
+/// Adds the steps that restrict init, and with it all commands.
+fn restrict(
+    steps: &mut Steps,
+    mode: Mode,
+    request: ConfinementRequest<'_>,
+    paths: &HostPaths,
+) -> Result<(), SandboxError> {
+    let ConfinementRequest {
+        policy,
+        identity,
+        mechanisms,
+        workspace,
+        ..
+    } = request;
+    let other = identity.is_other.then_some((identity.uid, identity.gid));
+    let identity = Step::DropPrivileges { identity: other };
+    steps.add("drop privileges", &identity);
+    match mode {
+        Mode::Namespaces if mechanisms.include(Mechanism::Landlock) => {
+            steps.landlock(Some(LANDLOCK), &rights::in_view(policy, workspace)?);
+        }
+        Mode::Landlock => steps.landlock(None, &rights::on_host(policy, paths)?),
+        Mode::Namespaces | Mode::Open => {}
+    }
+    if mechanisms.include(Mechanism::SystemCalls) {
+        let options = FilterOptions {
+            sockets: match (&policy.network, mode) {
+                (None, _) | (_, Mode::Namespaces) => AllowedSockets::Ordinary,
+                _ => AllowedSockets::PairsOnly,
+            },
+            shares_with_host: mode != Mode::Namespaces,
+            subprocesses: policy.subprocesses != Some(false),
+            // In files that others can execute, they would let commands act as their owner.
+            set_id_modes: policy.write_roots.as_ref().is_some_and(Vec::is_empty),
         };
-        Self {
-            uids: map(own_uid, identity.uid),
-            gids: map(own_gid, identity.gid),
+        let program = &filter::program(options);
+        steps.add_optional(FILTER, &Step::Filter { program });
+        if policy.subprocesses == Some(false) {
+            let program = &filter::without_subprocesses();
+            steps.add("filter commands", &Step::CommandFilter { program });
         }
     }
+    Ok(())
+}
+
+/// Returns the user and the group mapping of a user namespace.
+fn id_maps(identity: Identity) -> (CString, CString) {
+    let (own_uid, own_gid) = Identity::current();
+    let map = |own: u32, other: u32| {
+        // This user performs the setup, the other one runs commands.
+        let mut map = format!("{own} {own} 1\n");
+        if other != own {
+            map += &format!("{other} {other} 1\n");
+        }
+        CString::new(map).unwrap_or_default()
+    };
+    (map(own_uid, identity.uid), map(own_gid, identity.gid))
 }
 
 /// The mechanisms in force in a sandbox.

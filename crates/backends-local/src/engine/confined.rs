@@ -227,21 +227,7 @@ pub(crate) fn build(
     let had_image = root.has_image();
     let mut reasons = Vec::new();
     for (mode, storage) in candidates {
-        if identity.is_other
-            && mode != Mode::Namespaces
-            && let Some(closed) = root.inaccessible_ancestor(identity.uid, identity.gid)
-        {
-            let why = format!(
-                "commands run as user {}, who can't search `{}`",
-                identity.uid,
-                closed.display()
-            );
-            if mode == Mode::Open {
-                return Err(SandboxError::unavailable(why).with_advice(
-                    "Keep sandboxes where every user has access (set TMPDIR, or the state directory), or run \
-                     as an ordinary user.",
-                ));
-            }
+        if let Some(why) = inaccessible(root, identity, mode)? {
             reasons.push(why);
             continue;
         }
@@ -286,6 +272,32 @@ pub(crate) fn build(
     // Only a disk image leads here: otherwise the last candidate returns in any case.
     reasons.push("its files are in a disk image, which takes namespaces and root".to_owned());
     Err(SandboxError::unavailable(reasons.join("; ")))
+}
+
+/// Says why commands can't reach the sandbox's directory in a mode.
+///
+/// # Errors
+/// If no other mode is left.
+fn inaccessible(
+    root: &Root,
+    identity: Identity,
+    mode: Mode,
+) -> Result<Option<String>, SandboxError> {
+    if !identity.is_other || mode == Mode::Namespaces {
+        return Ok(None);
+    }
+    let Some(closed) = root.inaccessible_ancestor(identity.uid, identity.gid) else {
+        return Ok(None);
+    };
+    let (user, closed) = (identity.uid, closed.display());
+    let why = format!("commands run as user {user}, who can't search `{closed}`");
+    if mode == Mode::Open {
+        return Err(SandboxError::unavailable(why).with_advice(
+            "Keep sandboxes where every user has access (set TMPDIR, or the state directory), or run \
+             as an ordinary user.",
+        ));
+    }
+    Ok(Some(why))
 }
 
 /// Completes the engine of a sandbox that was started, if that enforces the policy; `reasons` say why it may not.
