@@ -152,12 +152,7 @@ fn start(control: Fd, body: Fd, others: &[Fd]) -> Result<GuardedSandbox, StartFa
         Forked::Parent { child } => {
             sys::close(mapped);
             hold_mounts(child);
-            let denied = match setup.deny_setgroups {
-                true => write_process_file(child, b"/setgroups", c"deny"),
-                false => Ok(()),
-            };
-            let written = denied.and_then(|()| write_maps(child, setup.uid_map, setup.gid_map));
-            if let Err(errno) = written {
+            if let Err(errno) = map_users(child, &setup) {
                 // Init exits. The owner removes the control groups once the guard has exited, so they must be empty.
                 sys::close(map);
                 let _ = sys::wait(true, false);
@@ -194,8 +189,16 @@ fn hold_mounts(child: i32) {
     let _ = sys::open(path.as_c(), sys::O_RDONLY);
 }
 
-/// Writes the user mapping of the new user namespace, if there is one.
-fn write_maps(child: i32, uid_map: &CStr, gid_map: &CStr) -> Result<(), Errno> {
+/// Maps the users of the new user namespace, if there is one.
+fn map_users(child: i32, setup: &Setup<'_>) -> sys::Result<()> {
+    if setup.deny_setgroups {
+        write_process_file(child, b"/setgroups", c"deny")?;
+    }
+    write_maps(child, setup.uid_map, setup.gid_map)
+}
+
+/// Writes the mapping of a user namespace; an empty one stands for none.
+fn write_maps(child: i32, uid_map: &CStr, gid_map: &CStr) -> sys::Result<()> {
     if !uid_map.is_empty() {
         write_process_file(child, b"/uid_map", uid_map)?;
         write_process_file(child, b"/gid_map", gid_map)?;

@@ -34,14 +34,7 @@ pub(crate) async fn start(
         stdin,
     } = request;
     let config = process.unwrap_or_default();
-    if config.cmd.is_empty() {
-        return Err(EnvdError::invalid("the command is missing"));
-    }
-    if tag.as_deref() == Some(RESERVED_TAG) {
-        return Err(EnvdError::invalid(format!(
-            "the tag {RESERVED_TAG} is reserved"
-        )));
-    }
+    check(&config, tag.as_deref())?;
     let sandbox_use = live.acquire()?;
     let slot = live.commands.reserve()?;
     let descriptors = live.account.take_descriptors()?;
@@ -110,6 +103,17 @@ pub(crate) async fn start(
         }
     });
     Ok((pid, events))
+}
+
+fn check(config: &ProcessConfig, tag: Option<&str>) -> Result<()> {
+    if config.cmd.is_empty() {
+        return Err(EnvdError::invalid("the command is missing"));
+    }
+    if tag == Some(RESERVED_TAG) {
+        let message = format!("the tag {RESERVED_TAG} is reserved");
+        return Err(EnvdError::invalid(message));
+    }
+    Ok(())
 }
 
 /// Returns the terminal size, with defaults for missing values.
