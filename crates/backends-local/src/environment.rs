@@ -1,4 +1,4 @@
-//! The environment of commands, and the lookup of programs.
+//! The environment of commands.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -121,13 +121,6 @@ pub(crate) fn visible_directories(search_path: &OsStr, policy: &Policy) -> OsStr
         .ok()
         .filter(|path| !path.is_empty())
         .unwrap_or_else(|| DEFAULT_PATH.into())
-}
-
-/// Returns the first executable file called `name` in a `PATH`; relative entries start at `directory`.
-pub(crate) fn find_program(name: &OsStr, search_path: &OsStr, directory: &Path) -> Option<PathBuf> {
-    std::env::split_paths(search_path)
-        .map(|entry| directory.join(entry).join(name))
-        .find(|candidate| is_executable(candidate))
 }
 
 pub(crate) fn is_executable(path: &Path) -> bool {

@@ -227,7 +227,8 @@ impl Groups {
     /// Waits until no other thread creates the group of all sandboxes, and keeps them from it while the returned value
     /// is held.
     fn lock_creation(&self) -> Option<MutexGuard<'_, ()>> {
-        self.shared.as_ref().map(SharedGroup::lock_creation)
+        let shared = self.shared.as_ref();
+        shared.map(|shared| shared.defaults.creating.lock())
     }
 
     /// Counts how often limits have been reached.

@@ -92,7 +92,8 @@ fn find_shell(
             "Give the absolute path of bash.",
         )),
         None => {
-            let found = environment::find_program("bash".as_ref(), search_path, Path::new("/"));
+            let mut candidates = std::env::split_paths(search_path).map(|it| it.join("bash"));
+            let found = candidates.find(|candidate| environment::is_executable(candidate));
             found.ok_or_else(|| {
                 let places = search_path.to_string_lossy();
                 unavailable(

@@ -40,7 +40,7 @@ const DROP_DEADLINE: Duration = Duration::from_secs(2);
 /// A running supervisor.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    orders: Arc<OrderQueue>,
+    pub(crate) orders: Arc<OrderQueue>,
     guard: Mutex<Child>,
     /// The read end of a pipe that closes when everything in the sandbox has ended.
     lifetime: OwnedFd,
@@ -109,7 +109,7 @@ impl Supervisor {
         let mut fds = vec![body.as_fd()];
         fds.extend(image);
         fds.extend(groups.iter().map(AsFd::as_fd));
-        supervisor.order(Order::Setup, &fds)?;
+        supervisor.orders.send(Order::Setup, &fds)?;
         let outcome = supervisor.setup_outcome()?;
         Ok((supervisor, outcome))
     }
@@ -143,19 +143,6 @@ impl Supervisor {
                 Err(io::Error::new(io::ErrorKind::UnexpectedEof, message).into())
             }
         }
-    }
-
-    /// Sends an order without blocking.
-    ///
-    /// # Errors
-    /// `BrokenPipe` or `ConnectionReset` if the sandbox is gone, `WouldBlock` if its queue is full.
-    pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.orders.send(order, fds)
-    }
-
-    /// Sends an order as soon as there is room for it, without blocking; see [`OrderQueue::post`].
-    pub(crate) fn post(&self, order: Order) -> io::Result<()> {
-        self.orders.post(order)
     }
 
     /// Whether init has ended, before which no process in the sandbox is killed by its end.

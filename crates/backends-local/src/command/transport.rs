@@ -18,7 +18,7 @@ use super::process::{CommandProcess, ProcessReports, WriteAccess, count_processe
 use super::stdin::LocalInput;
 use crate::blocking;
 use crate::engine::StartMark;
-use crate::files::Batch;
+use crate::files::{Batch, DiskUsage};
 use crate::shared::Shared;
 
 /// A running command of a local sandbox.
@@ -158,7 +158,7 @@ impl Transport for LocalTransport {
             let (root, path) = (Arc::clone(&self.shared.root), path.clone());
             // The file keeps what was written before the disk was full or the directory gone.
             let written = blocking::run(move || {
-                root.charge_bytes(&path, size_bytes)?;
+                root.charge(&path, DiskUsage::data(size_bytes))?;
                 write_all(file, &batch.pieces)
             });
             let written = written.await;

@@ -61,7 +61,7 @@ impl Engine {
     /// Sends an order with descriptors once the supervisor has room for it.
     pub(crate) async fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
-            match self.supervisor.order(order, fds) {
+            match self.supervisor.orders.send(order, fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BUSY_PAUSE).await,
                 sent => return sent,
             }
@@ -121,7 +121,7 @@ impl Engine {
 
     /// Sends an order to the supervisor as soon as it has room for it, without blocking.
     pub(crate) fn post(&self, order: Order) -> io::Result<()> {
-        self.supervisor.post(order)
+        self.supervisor.orders.post(order)
     }
 
     /// Whether the sandbox has ended unasked.

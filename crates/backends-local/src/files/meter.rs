@@ -172,21 +172,11 @@ impl Root {
         Ok(reservation)
     }
 
-    /// Counts what is about to be written for good. Blocks.
-    pub(crate) fn charge_bytes(&self, path: &SandboxPath, bytes: u64) -> Result<(), SandboxError> {
-        self.charge(path, DiskUsage::data(bytes))
-    }
-
-    /// Counts new entries. Blocks.
-    pub(super) fn charge_entries(
-        &self,
-        path: &SandboxPath,
-        entries: u64,
-    ) -> Result<(), SandboxError> {
-        self.charge(path, DiskUsage::entries(entries))
-    }
-
-    fn charge(&self, path: &SandboxPath, usage: DiskUsage) -> Result<(), SandboxError> {
+    /// Counts what is about to be written at `path` for good. Blocks.
+    ///
+    /// # Errors
+    /// `StorageFull` if a limit would be exceeded.
+    pub(crate) fn charge(&self, path: &SandboxPath, usage: DiskUsage) -> Result<(), SandboxError> {
         self.check_room(path, usage, |state| {
             state.finished = state.finished + usage;
         })

@@ -43,6 +43,7 @@ pub(crate) use self::kept::{KeptFilter, reclaim};
 pub(crate) use self::kept::{is_name, renamed};
 use self::meter::Meter;
 pub(crate) use self::meter::{ExceededLimit, FileLimits};
+pub(crate) use self::usage::DiskUsage;
 pub(crate) use self::write::Batch;
 use self::write::create_private;
 
@@ -267,7 +268,7 @@ impl Root {
     /// Creates a file in the temporary directory.
     pub(crate) fn create_temporary(&self, name: &str) -> Result<File, SandboxError> {
         let path = self.temporary_path(name)?;
-        self.charge_entries(&path, 1)?;
+        self.charge(&path, DiskUsage::entries(1))?;
         // A command may have removed the directory.
         let root = &self.directories().root;
         let made = mkdirat(root, TEMPORARY, Mode::RWXU)

@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
 use rustix::io::Errno;
 
 use super::beneath::PATH_ONLY;
-use super::{Root, entries};
+use super::{DiskUsage, Root, entries};
 
 impl Root {
     /// Returns the status of a path; a symbolic link is not followed.
@@ -77,7 +77,7 @@ impl Root {
             above = directory.parent();
             missing.push(directory);
         }
-        self.charge_entries(path, missing.len() as u64)?;
+        self.charge(path, DiskUsage::entries(missing.len() as u64))?;
         for directory in missing.iter().rev() {
             let (parent, name) = self.open_parent(directory, "make")?;
             let made = mkdirat(&parent, name, Mode::from_raw_mode(0o755))

@@ -38,7 +38,7 @@ impl DiskUsage {
     }
 
     /// The usage of data that are added to a file.
-    pub(super) fn data(bytes: u64) -> Self {
+    pub(crate) fn data(bytes: u64) -> Self {
         let bytes = bytes.next_multiple_of(BLOCK_BYTES);
         Self { bytes, inodes: 0 }
     }

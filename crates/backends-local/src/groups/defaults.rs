@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Limits, Policy};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::{Group, Hierarchy, Version, hierarchies, value};
 use crate::mode::is_confined;
@@ -24,7 +24,7 @@ pub(crate) struct Defaults {
     limits: OnceLock<Limits>,
     pub(super) group: OnceLock<Option<(Hierarchy, Group)>>,
     /// Held while the group is created.
-    creating: Mutex<()>,
+    pub(super) creating: Mutex<()>,
 }
 
 impl Defaults {
@@ -92,14 +92,7 @@ pub(crate) struct SharedGroup {
     pub(crate) hierarchy: Hierarchy,
     pub(crate) group: Group,
     /// Removes the group when the last sandbox and the backend are gone.
-    defaults: Arc<Defaults>,
-}
-
-impl SharedGroup {
-    /// Waits until no other thread creates the group, and keeps them from it while the returned value is held.
-    pub(super) fn lock_creation(&self) -> MutexGuard<'_, ()> {
-        self.defaults.creating.lock()
-    }
+    pub(super) defaults: Arc<Defaults>,
 }
 
 /// Returns the memory that this process may use.

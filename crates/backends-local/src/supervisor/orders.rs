@@ -23,7 +23,7 @@ const MAX_WAITING: usize = 8192;
 
 /// The orders of a sandbox on their way to init.
 #[derive(Debug)]
-pub(super) struct OrderQueue {
+pub(crate) struct OrderQueue {
     control: OwnedFd,
     /// Orders for which the socket had no room. While there are any, a thread sends them.
     waiting: Mutex<VecDeque<Order>>,
@@ -45,7 +45,7 @@ impl OrderQueue {
     ///
     /// # Errors
     /// `BrokenPipe` or `ConnectionReset` if the sandbox is gone, `WouldBlock` if the socket is full.
-    pub(super) fn send(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
@@ -66,7 +66,7 @@ impl OrderQueue {
     ///
     /// # Errors
     /// As [`send`](Self::send); `WouldBlock` if too many orders wait already.
-    pub(super) fn post(self: &Arc<Self>, order: Order) -> io::Result<()> {
+    pub(crate) fn post(self: &Arc<Self>, order: Order) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             match self.send(order, &[]) {
