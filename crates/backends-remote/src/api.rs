@@ -93,13 +93,6 @@ struct ErrorBody {
     error_code: String,
 }
 
-/// Whether a call counts for the creation rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gating {
-    Ungated,
-    Gated,
-}
-
 impl Api {
     pub(crate) fn new(
         base: Url,
@@ -147,11 +140,9 @@ impl Api {
                 let message = format!("{doing}: the service asks to wait for another {seconds} s");
                 SandboxError::unavailable(message).with_advice(TOO_MANY)
             })?;
-        let path = ["sandboxes"];
+        let key = Some(&*spec.idempotency_key);
         let answer = self
-            .call_newest(Gating::Gated, &path, &spec.body, |request| {
-                request.header("idempotency-key", &spec.idempotency_key)
-            })
+            .call_newest(&["sandboxes"], &spec.body, key)
             .await
             .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
@@ -177,7 +168,7 @@ impl Api {
         let body = json!({ "timeout": lifetime.as_secs() });
         let path = ["sandboxes", id, "connect"];
         let answer = self
-            .call_newest(Gating::Ungated, &path, &body, |request| request)
+            .call_newest(&path, &body, None)
             .await
             .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
@@ -222,8 +213,8 @@ impl Api {
         body: Option<&Value>,
         doing: &str,
     ) -> Result<(), SandboxError> {
-        let answer = self.call(Gating::Ungated, method, path, body, |request| request);
-        let answer = answer
+        let answer = self
+            .call(method, path, body, None)
             .await
             .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
@@ -238,10 +229,9 @@ impl Api {
     /// Calls the second version of the API, or the first where the service lacks it.
     async fn call_newest(
         &self,
-        gating: Gating,
         path: &[&str],
         body: &Value,
-        adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
+        idempotency_key: Option<&str>,
     ) -> Result<ApiResponse, RequestError> {
         let second: Vec<&str> = ["v2"].iter().chain(path).copied().collect();
         let tries_second = match self.generation {
@@ -249,22 +239,19 @@ impl Api {
             ApiGeneration::V2 => true,
             ApiGeneration::Newest => !self.only_first.load(Ordering::Relaxed),
         };
-        let older = secure(body);
+        let first_body = secure(body);
+        let call_first = || self.call(Method::POST, path, Some(&first_body), idempotency_key);
         if !tries_second {
-            return self
-                .call(gating, Method::POST, path, Some(&older), adapt)
-                .await;
+            return call_first().await;
         }
         let answer = self
-            .call(gating, Method::POST, &second, Some(body), &adapt)
+            .call(Method::POST, &second, Some(body), idempotency_key)
             .await?;
         if self.generation != ApiGeneration::Newest || !answer.may_lack_path() {
             return Ok(answer);
         }
         // If the sandbox or template is missing, the first version answers 404 as well.
-        let older = self
-            .call(gating, Method::POST, path, Some(&older), adapt)
-            .await?;
+        let older = call_first().await?;
         if older.status.is_success() {
             self.only_first.store(true, Ordering::Relaxed);
         }
@@ -276,13 +263,14 @@ impl Api {
         })
     }
 
+    /// Calls a method of the API. One with an idempotency key creates a sandbox, and its retries count for the rate of
+    /// creations.
     async fn call(
         &self,
-        gating: Gating,
         method: Method,
         path: &[&str],
         body: Option<&Value>,
-        adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
+        idempotency_key: Option<&str>,
     ) -> Result<ApiResponse, RequestError> {
         let url = http::join_path(&self.base, path.iter().copied());
         let deadline = Instant::now() + self.call_timeout;
@@ -298,7 +286,10 @@ impl Api {
                     .header(CONTENT_TYPE, "application/json")
                     .body(body.to_string());
             }
-            let Ok(answered) = timeout(left(), send(adapt(request))).await else {
+            if let Some(key) = idempotency_key {
+                request = request.header("idempotency-key", key);
+            }
+            let Ok(answered) = timeout(left(), send(request)).await else {
                 return Err(RequestError::timed_out(self.call_timeout));
             };
             let retry = match &answered {
@@ -318,7 +309,7 @@ impl Api {
                 return answered;
             }
             sleep(wait).await;
-            if gating == Gating::Gated && self.gate.wait_turn(left()).await.is_err() {
+            if idempotency_key.is_some() && self.gate.wait_turn(left()).await.is_err() {
                 return answered;
             }
         }
