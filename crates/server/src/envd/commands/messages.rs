@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError};
+use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError, Signal};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -181,45 +181,8 @@ fn by_signal(status: &str) -> serde_json::Value {
     json!({ "exitCode": -1, "exited": false, "status": status, "error": status })
 }
 
-/// The descriptions of the signals from 1 on in Go, envd's language.
-const SIGNALS: [&str; 31] = [
-    "hangup",
-    "interrupt",
-    "quit",
-    "illegal instruction",
-    "trace/breakpoint trap",
-    "aborted",
-    "bus error",
-    "floating point exception",
-    "killed",
-    "user defined signal 1",
-    "segmentation fault",
-    "user defined signal 2",
-    "broken pipe",
-    "alarm clock",
-    "terminated",
-    "stack fault",
-    "child exited",
-    "continued",
-    "stopped (signal)",
-    "stopped",
-    "stopped (tty input)",
-    "stopped (tty output)",
-    "urgent I/O condition",
-    "CPU time limit exceeded",
-    "file size limit exceeded",
-    "virtual timer expired",
-    "profiling timer expired",
-    "window changed",
-    "I/O possible",
-    "power failure",
-    "bad system call",
-];
-
 fn signal_name(signal: i32) -> String {
-    let index = usize::try_from(signal).ok();
-    let index = index.and_then(|number| number.checked_sub(1));
-    match index.and_then(|index| SIGNALS.get(index)) {
+    match Signal::from_raw(signal).and_then(Signal::description) {
         Some(name) => format!("signal: {name}"),
         None => format!("signal: signal {signal}"),
     }
