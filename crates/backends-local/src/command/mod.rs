@@ -4,8 +4,6 @@
 mod channels;
 mod output;
 mod process;
-#[cfg(confined)]
-mod reports;
 mod start;
 mod stdin;
 mod transport;

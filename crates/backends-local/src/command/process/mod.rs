@@ -10,10 +10,8 @@ use cantle_core::sandbox::SandboxError;
 #[cfg(not(confined))]
 pub(super) use self::grouped::{CommandProcess, ProcessReports, count_processes, launch};
 #[cfg(confined)]
-pub(super) use self::supervised::{CommandProcess, count_processes, launch};
+pub(super) use self::supervised::{CommandProcess, ProcessReports, count_processes, launch};
 use super::channels::OpenEnds;
-#[cfg(confined)]
-pub(super) use super::reports::ProcessReports;
 use crate::shared::Shared;
 
 /// A process that has been started, its reports, and our ends of its channels.

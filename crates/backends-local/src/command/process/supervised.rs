@@ -1,11 +1,11 @@
 //! Commands that the supervisor starts: their pipes are made here, their processes by it.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_command_driver::{Launch, OnDrop, parse_process_list};
+use cantle_command_driver::{Launch, OnDrop, Reports, exit_status, parse_process_list};
 use cantle_core::sandbox::{BackgroundProcess, SandboxError, SpawnRequest};
 use cantle_supervisor::Writer;
 use cantle_supervisor::filter;
@@ -13,15 +13,16 @@ use cantle_supervisor::wire::{FileAccess, Order, Report, Spawn, StartStage};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LaunchedProcess, WriteAccess, launch_error};
 use crate::command::channels::Channels;
-use crate::command::reports::ProcessReports;
+use crate::readiness::register;
 use crate::shared::Shared;
-use crate::supervisor::{message_sockets, sealed};
+use crate::supervisor::{message_sockets, report, sealed};
 
 /// How long the supervisor's queue of orders may be full.
 const BUSY_DEADLINE: Duration = Duration::from_secs(5);
@@ -67,6 +68,45 @@ impl CommandProcess {
     pub(crate) async fn list(self, shared: &Shared) -> Option<Vec<BackgroundProcess>> {
         let list = answer(shared, Order::List { id: self.id }).await?;
         Some(parse_process_list(&list))
+    }
+}
+
+/// The socket on which the supervisor reports about one command. It is closed when nothing of the command
+/// is left.
+#[derive(Debug)]
+pub(crate) struct ProcessReports {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl ProcessReports {
+    /// Takes reports from a non-blocking socket.
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            socket: register(socket, Interest::READABLE)?,
+        })
+    }
+
+    /// Waits for a report, and for the master of the terminal that the sandbox has made.
+    ///
+    /// Returns `None` when nothing of the command is left, or its keeper or the whole sandbox is gone.
+    async fn receive(&self) -> Option<(Report, Option<OwnedFd>)> {
+        loop {
+            let mut ready = self.socket.readable().await.ok()?;
+            if let Ok(received) = ready.try_io(|socket| report(socket.as_fd())) {
+                return received.ok()?;
+            }
+        }
+    }
+}
+
+impl Reports for ProcessReports {
+    async fn next(&mut self) -> Option<cantle_command_driver::Report> {
+        loop {
+            if let (Report::Ended { status, alone }, _) = self.receive().await? {
+                let status = exit_status(status);
+                return Some(cantle_command_driver::Report::Ended { status, alone });
+            }
+        }
     }
 }
 
