@@ -33,16 +33,27 @@ pub fn loopback_up() -> Result<()> {
     result
 }
 
+/// Returns the address of a port of 127.0.0.1 or `::1`, and its length. The first byte is the family.
+fn loopback(port: u16, v6: bool) -> ([u8; 28], usize) {
+    const AF_INET6: u8 = 10;
+    let mut address = [0; 28];
+    address[2..4].copy_from_slice(&port.to_be_bytes());
+    if v6 {
+        (address[0], address[23]) = (AF_INET6, 1);
+        return (address, 28);
+    }
+    address[0] = AF_INET as u8;
+    address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    (address, 16)
+}
+
 /// Creates a socket that listens on a port of 127.0.0.1.
 pub fn listen_on_loopback(port: u16) -> Result<Fd> {
     const BACKLOG: usize = 128;
     let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
-    let mut address = [0_u8; 16];
-    address[0] = AF_INET as u8;
-    address[2..4].copy_from_slice(&port.to_be_bytes());
-    address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    let (address, length) = loopback(port, false);
     let result =
-        call!(49, socket, address.as_ptr(), address.len()).and_then(|_| call!(50, socket, BACKLOG));
+        call!(49, socket, address.as_ptr(), length).and_then(|_| call!(50, socket, BACKLOG));
     if let Err(errno) = result {
         close(Fd(socket as i32));
         return Err(errno);
@@ -52,21 +63,11 @@ pub fn listen_on_loopback(port: u16) -> Result<Fd> {
 
 /// Creates a socket that is connected to a port of 127.0.0.1 or `::1`; without `blocks`, it may still be connecting.
 pub fn connect_to_loopback(port: u16, v6: bool, blocks: bool) -> Result<Fd> {
-    const AF_INET6: i32 = 10;
     const SOCK_NONBLOCK: usize = 0o4000;
     const EINPROGRESS: Errno = Errno(115);
-    let mut address = [0_u8; 28];
-    address[2..4].copy_from_slice(&port.to_be_bytes());
-    let (family, length) = if v6 {
-        address[23] = 1;
-        (AF_INET6, 28)
-    } else {
-        address[4..8].copy_from_slice(&[127, 0, 0, 1]);
-        (AF_INET, 16)
-    };
-    address[0] = family as u8;
+    let (address, length) = loopback(port, v6);
     let flags = if blocks { 0 } else { SOCK_NONBLOCK };
-    let socket = call!(41, family, SOCK_STREAM_CLOEXEC | flags, 0)?;
+    let socket = call!(41, address[0], SOCK_STREAM_CLOEXEC | flags, 0)?;
     match call!(42, socket, address.as_ptr(), length) {
         Ok(_) | Err(EINPROGRESS) => Ok(Fd(socket as i32)),
         Err(errno) => {
