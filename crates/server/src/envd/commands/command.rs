@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::messages::{self, ProcessConfig};
+use super::messages::{self, ProcessInfo};
 use crate::accounts::MemoryCharge;
 use crate::envd::error::{EnvdError, Result};
 
@@ -47,9 +47,7 @@ pub(crate) type ControlCall = (ControlRequest, oneshot::Sender<Result<(), Sandbo
 
 /// A command that was started; it may have ended.
 pub(crate) struct RunningCommand {
-    pub(crate) pid: u32,
-    pub(crate) tag: Option<String>,
-    pub(crate) config: ProcessConfig,
+    pub(crate) info: Arc<ProcessInfo>,
     pub(crate) is_pty: bool,
     /// Cancel to kill the whole process tree.
     pub(crate) kill: CancellationToken,
@@ -60,16 +58,14 @@ pub(crate) struct RunningCommand {
     subscribers: Mutex<Vec<mpsc::Sender<ProcessEvent>>>,
     /// Time and event of the end.
     end: watch::Sender<Option<(Instant, ProcessEvent)>>,
-    /// The memory of `config` and `tag`.
+    /// The memory of `info`.
     _kept: MemoryCharge,
 }
 
 impl RunningCommand {
     /// Creates the state of a command, and the receiver of its requests.
     pub(crate) fn new(
-        pid: u32,
-        tag: Option<String>,
-        config: ProcessConfig,
+        info: ProcessInfo,
         is_pty: bool,
         stdin: Option<Box<dyn ProcessStdin>>,
         kill: CancellationToken,
@@ -77,9 +73,7 @@ impl RunningCommand {
     ) -> (Arc<Self>, mpsc::Receiver<ControlCall>) {
         let (requests, receiver) = mpsc::channel(4);
         let running = Self {
-            pid,
-            tag,
-            config,
+            info: Arc::new(info),
             is_pty,
             kill,
             ended: CancellationToken::new(),
@@ -239,7 +233,7 @@ impl RunningCommand {
     }
 
     pub(crate) fn not_found(&self) -> EnvdError {
-        EnvdError::not_found(format!("process with pid {} not found", self.pid))
+        EnvdError::not_found(format!("process with pid {} not found", self.info.pid))
     }
 }
 
@@ -255,8 +249,8 @@ mod tests {
         let keys = Keys::default();
         let accounts = Accounts::new(&ServerLimits::default(), &keys);
         let kept = Account::new(&Arc::new(accounts), &keys.owner("any").unwrap()).charge();
-        let (config, kill) = (ProcessConfig::default(), CancellationToken::new());
-        let (command, _requests) = RunningCommand::new(1, None, config, false, None, kill, kept);
+        let (info, kill) = (ProcessInfo::default(), CancellationToken::new());
+        let (command, _requests) = RunningCommand::new(info, false, None, kill, kept);
         let first = command.subscribe();
         for _ in 0..10 {
             drop(command.subscribe());

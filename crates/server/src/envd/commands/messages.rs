@@ -1,6 +1,7 @@
 //! Messages of `process.Process`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError, Signal};
@@ -114,10 +115,11 @@ pub(crate) enum SignalValue {
 #[derive(Debug, Serialize)]
 pub(crate) struct ListResponse {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) processes: Vec<ProcessInfo>,
+    pub(crate) processes: Vec<Arc<ProcessInfo>>,
 }
 
-#[derive(Debug, Serialize)]
+/// The description of a process.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct ProcessInfo {
     pub(crate) config: ProcessConfig,
     pub(crate) pid: u32,

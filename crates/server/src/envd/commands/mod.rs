@@ -69,7 +69,7 @@ impl Commands {
 
     pub(crate) fn add(&self, command: &Arc<RunningCommand>) {
         let mut table = self.table.lock();
-        table.by_pid.insert(command.pid, Arc::clone(command));
+        table.by_pid.insert(command.info.pid, Arc::clone(command));
     }
 
     /// Finds a command; it may have ended.
@@ -79,7 +79,7 @@ impl Commands {
         let found = match (selector.pid, &selector.tag) {
             (Some(pid), _) => table.by_pid.get(&pid),
             (None, Some(tag)) => {
-                let tagged = |command: &&Arc<RunningCommand>| command.tag.as_ref() == Some(tag);
+                let tagged = |it: &&Arc<RunningCommand>| it.info.tag.as_ref() == Some(tag);
                 let all = table.by_pid.values().filter(tagged);
                 all.min_by_key(|command| command.time_since_end())
             }
@@ -104,19 +104,13 @@ impl Commands {
     }
 
     /// Lists the running commands.
-    pub(crate) fn list(&self) -> Vec<ProcessInfo> {
+    pub(crate) fn list(&self) -> Vec<Arc<ProcessInfo>> {
         let table = self.table.lock();
         let running = table
             .by_pid
             .values()
             .filter(|command| !command.ended.is_cancelled());
-        let mut infos: Vec<ProcessInfo> = running
-            .map(|command| ProcessInfo {
-                config: command.config.clone(),
-                pid: command.pid,
-                tag: command.tag.clone(),
-            })
-            .collect();
+        let mut infos: Vec<_> = running.map(|command| Arc::clone(&command.info)).collect();
         infos.sort_by_key(|info| info.pid);
         infos
     }

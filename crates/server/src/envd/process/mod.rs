@@ -101,7 +101,12 @@ async fn connect(
     times: CallTimes,
 ) -> Result<StreamItems> {
     let command = live.commands.find(&request.process)?;
-    Ok(subscription(command.pid, command.subscribe(), times, false))
+    Ok(subscription(
+        command.info.pid,
+        command.subscribe(),
+        times,
+        false,
+    ))
 }
 
 /// Forwards a client's input stream until its end.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::envd::RunningSandbox;
 use crate::envd::commands::command::{ProcessEvent, RunningCommand};
-use crate::envd::commands::messages::{ProcessConfig, StartRequest, TerminalSize};
+use crate::envd::commands::messages::{ProcessConfig, ProcessInfo, StartRequest, TerminalSize};
 use crate::envd::error::{EnvdError, Result};
 use crate::envd::{helper, path};
 
@@ -86,8 +86,8 @@ pub(crate) async fn start(
     let id = process.id();
     let pid = id.unwrap_or_else(|| live.commands.synthetic_pid());
     let (output, input) = (process.take_output(), process.take_stdin());
-    let (command, requests) =
-        RunningCommand::new(pid, tag, config, size.is_some(), input, kill, kept);
+    let info = ProcessInfo { config, pid, tag };
+    let (command, requests) = RunningCommand::new(info, size.is_some(), input, kill, kept);
     let events = command.subscribe();
     let idle = live.commands.idle_timeout;
     live.commands.add(&command);
