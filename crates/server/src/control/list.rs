@@ -13,8 +13,10 @@ use url::form_urlencoded;
 
 use super::Client;
 use super::responses::SandboxSummary;
+use crate::accounts::Account;
 use crate::api_error::{ApiError, ApiResult};
-use crate::fleet::{Fleet, Member};
+use crate::fleet::Member;
+use crate::tasks;
 
 /// Maximum sandboxes per page.
 const MAX_PAGE_SIZE: usize = 100;
@@ -124,7 +126,7 @@ fn sort_key(member: &Member) -> SortKey<'_> {
 pub(super) async fn all(client: Client, RawQuery(query): RawQuery) -> ApiResult<Response> {
     let mut query = ListQuery::parse(&query.unwrap_or_default())?;
     query.states = vec!["running".to_owned()];
-    Ok(summaries(&client.fleet, &matching(&client, &query)))
+    summaries(&client, matching(&client, &query)).await
 }
 
 /// `GET /v2/sandboxes`: pages of sandboxes.
@@ -136,21 +138,33 @@ pub(super) async fn pages(client: Client, RawQuery(query): RawQuery) -> ApiResul
     let limit = query.limit.unwrap_or(MAX_PAGE_SIZE);
     let has_more = page.len() > limit;
     page.truncate(limit);
-    let mut response = summaries(&client.fleet, &page);
+    let last = page.last().filter(|_| has_more);
+    let token = last.map(|last| write_token(sort_key(last)));
+    let mut response = summaries(&client, page).await?;
     let headers = response.headers_mut();
     headers.insert("x-total-running", running.into());
-    if let (true, Some(last)) = (has_more, page.last())
-        && let Ok(token) = HeaderValue::from_str(&write_token(sort_key(last)))
-    {
+    if let Some(Ok(token)) = token.map(HeaderValue::try_from) {
         headers.insert("x-next-token", token);
     }
     Ok(response)
 }
 
-fn summaries(fleet: &Fleet, members: &[Arc<Member>]) -> Response {
-    let members = members.iter();
-    let summaries = members.map(|member| SandboxSummary::new(member, &fleet.settings));
-    Json(summaries.collect::<Vec<_>>()).into_response()
+/// Responds with the summaries of sandboxes, which may have much metadata.
+async fn summaries(client: &Client, members: Vec<Arc<Member>>) -> ApiResult<Response> {
+    let metadata = members.iter().flat_map(|it| &it.identity.spec.metadata);
+    let size_bytes: usize = metadata.map(|(name, value)| name.len() + value.len()).sum();
+    let mut charge = Account::new(&client.fleet.accounts, &client.owner).charge();
+    let charged = charge.grow(size_bytes);
+    charged.map_err(|error| ApiError::quota_exceeded(error.to_string()))?;
+    let fleet = Arc::clone(&client.fleet);
+    let response = tasks::compute(size_bytes, move || {
+        // Until `Control::answer` charges the response; also if the client disconnects.
+        let _charge = charge;
+        let members = members.iter();
+        let summaries = members.map(|member| SandboxSummary::new(member, &fleet.settings));
+        Json(summaries.collect::<Vec<_>>()).into_response()
+    });
+    response.await.map_err(|_| ApiError::stopping())
 }
 
 fn matching(client: &Client, query: &ListQuery) -> Vec<Arc<Member>> {

@@ -108,7 +108,8 @@ pub(crate) async fn list(
         let (text, mut charge) = (output.stdout, output.charge);
         let parts = text.iter().filter(|byte| **byte == 0).count();
         charge.grow(parts / PARTS_PER_ENTRY * size_of::<ListedEntry>())?;
-        let parsed = tasks::compute(text.len(), move || parse(&text)).await?;
+        let parsed = tasks::compute(text.len(), move || (parse(&text), charge));
+        let (parsed, charge) = parsed.await?;
         match parsed {
             Some(entries) if !entries.is_empty() || is_success => {
                 let mut listing = Listing { entries, charge };

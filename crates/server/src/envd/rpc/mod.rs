@@ -62,9 +62,12 @@ impl LargeMessage {
         mut charge: MemoryCharge,
     ) -> Result<Self> {
         charge.grow(size_bytes)?;
-        let json = tasks::compute(size_bytes, move || serde_json::to_vec(&message));
-        let json = json.await?.unwrap_or_default();
-        Ok(Self(body::charged(json.into(), charge)))
+        // The charge lasts as long as the computation, also if the client disconnects.
+        let message = tasks::compute(size_bytes, move || {
+            let json = serde_json::to_vec(&message).unwrap_or_default();
+            Self(body::charged(json.into(), charge))
+        });
+        Ok(message.await?)
     }
 }
 
