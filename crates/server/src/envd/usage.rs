@@ -58,9 +58,11 @@ fn parse(text: &str) -> Usage {
                 .and_then(|word| word.parse().ok())
                 .unwrap_or(0)
         };
+        // A command may have replaced the program that prints them.
+        let kibibytes = |at| number(at).saturating_mul(1024);
         match words.first() {
-            Some(&"MemTotal:") => usage.memory_total = number(1) * 1024,
-            Some(&"Cached:") => usage.memory_cache = number(1) * 1024,
+            Some(&"MemTotal:") => usage.memory_total = kibibytes(1),
+            Some(&"Cached:") => usage.memory_cache = kibibytes(1),
             _ if index == 0 => {
                 usage.cpu_count = number(0);
                 let ticks_in_time = (number(1) as f64 / 10.0).max(1.0);
@@ -68,8 +70,8 @@ fn parse(text: &str) -> Usage {
                 usage.memory_used = number(3);
             }
             _ => {
-                usage.disk_total = number(1) * 1024;
-                usage.disk_used = number(2) * 1024;
+                usage.disk_total = kibibytes(1);
+                usage.disk_used = kibibytes(2);
             }
         }
     }
@@ -95,5 +97,7 @@ mod tests {
             disk_total: 100 * 1024,
         };
         assert_eq!(usage, expected);
+        let forged = parse("\noverlay 18446744073709551615 1");
+        assert_eq!((forged.disk_total, forged.disk_used), (u64::MAX, 1024));
     }
 }
