@@ -101,12 +101,8 @@ async fn connect(
     times: CallTimes,
 ) -> Result<StreamItems> {
     let command = live.commands.find(&request.process)?;
-    Ok(subscription(
-        command.info.pid,
-        command.subscribe(),
-        times,
-        false,
-    ))
+    let pid = command.info.pid;
+    Ok(subscription(pid, command.subscribe(), times, false))
 }
 
 /// Forwards a client's input stream until its end.

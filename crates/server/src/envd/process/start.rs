@@ -63,10 +63,8 @@ pub(crate) async fn start(
     let argv = || std::iter::once(&config.cmd).chain(&config.args).cloned();
     let requested = config.cwd.as_deref().unwrap_or_default();
     let directory = path::resolve(requested, &live.home)?;
-    let spawned = match sandbox_use
-        .spawn(spawn(argv().collect(), directory.clone()))
-        .await
-    {
+    let plain = spawn(argv().collect(), directory.clone());
+    let spawned = match sandbox_use.spawn(plain).await {
         Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
             let directory = directory.to_string();
             let found = helper::run(&sandbox_use, ["test", "-d", &directory], 0).await?;
@@ -83,8 +81,7 @@ pub(crate) async fn start(
         Ok(process) => process,
         Err(error) => return Err(start_error(&*sandbox_use, &config, &directory, error).await),
     };
-    let id = process.id();
-    let pid = id.unwrap_or_else(|| live.commands.synthetic_pid());
+    let pid = (process.id()).unwrap_or_else(|| live.commands.synthetic_pid());
     let (output, input) = (process.take_output(), process.take_stdin());
     let info = ProcessInfo { config, pid, tag };
     let (command, requests) = RunningCommand::new(info, size.is_some(), input, kill, kept);
