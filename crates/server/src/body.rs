@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use crate::accounts::{MemoryCharge, ResourceExhausted};
 
-/// Size below which a response is not charged.
-const SMALL_RESPONSE_BYTES: u64 = 64 * 1024;
+/// Size below which a response is not charged: a client that has used up its memory still gets answers.
+pub(crate) const SMALL_RESPONSE_BYTES: u64 = 64 * 1024;
 
 /// Failure to read a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

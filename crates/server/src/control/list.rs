@@ -15,6 +15,7 @@ use super::Client;
 use super::responses::SandboxSummary;
 use crate::accounts::Account;
 use crate::api_error::{ApiError, ApiResult};
+use crate::body::SMALL_RESPONSE_BYTES;
 use crate::fleet::Member;
 use crate::tasks;
 
@@ -154,8 +155,10 @@ async fn summaries(client: &Client, members: Vec<Arc<Member>>) -> ApiResult<Resp
     let metadata = members.iter().flat_map(|it| &it.identity.spec.metadata);
     let size_bytes: usize = metadata.map(|(name, value)| name.len() + value.len()).sum();
     let mut charge = Account::new(&client.fleet.accounts, &client.owner).charge();
-    let charged = charge.grow(size_bytes);
-    charged.map_err(|error| ApiError::quota_exceeded(error.to_string()))?;
+    if size_bytes as u64 >= SMALL_RESPONSE_BYTES {
+        let charged = charge.grow(size_bytes);
+        charged.map_err(|error| ApiError::quota_exceeded(error.to_string()))?;
+    }
     let fleet = Arc::clone(&client.fleet);
     let response = tasks::compute(size_bytes, move || {
         // Until `Control::answer` charges the response; also if the client disconnects.
