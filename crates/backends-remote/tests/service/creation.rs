@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::proxy::{Fault, Proxy, ReceivedRequest, call_api, respond};
 use crate::support::TestServer;
-use crate::{context, refused, through};
+use crate::{context, open_through, refused, through};
 
 /// Injects faults into creation requests, by their number.
 fn on_creation(
@@ -89,9 +89,8 @@ async fn retry_after_date_is_respected() {
         }
         _ => Fault::None,
     });
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy).build().unwrap().open(context()).await;
-    sandbox.unwrap().close().await.unwrap();
+    let (proxy, sandbox) = open_through(&server, plan).await;
+    sandbox.close().await.unwrap();
     let tries = proxy.requests(ReceivedRequest::is_creation);
     assert_eq!(tries.len(), 2);
     assert!(tries[1].at - tries[0].at >= Duration::from_millis(1900));
@@ -147,9 +146,7 @@ async fn lost_response_does_not_create_a_second_sandbox() {
             0 => fault(),
             _ => Fault::None,
         });
-        let proxy = Proxy::start(&server.url, plan).await;
-        let sandbox = through(&proxy).build().unwrap().open(context()).await;
-        let sandbox = sandbox.unwrap();
+        let (proxy, sandbox) = open_through(&server, plan).await;
         assert_eq!(count_sandboxes(&server).await, 1);
         let tries = proxy.requests(ReceivedRequest::is_creation);
         let keys: Vec<&str> = tries
@@ -175,9 +172,8 @@ async fn kill_is_retried_after_a_lost_response() {
         "DELETE" if number.load(Ordering::Relaxed) == 2 => Fault::DropResponse,
         _ => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy).build().unwrap().open(context()).await;
-    sandbox.unwrap().close().await.unwrap();
+    let (proxy, sandbox) = open_through(&server, plan).await;
+    sandbox.close().await.unwrap();
     assert_eq!(count_sandboxes(&server).await, 0);
     assert_eq!(
         proxy.requests(|request| request.method == "DELETE").len(),
@@ -196,9 +192,7 @@ async fn creation_in_progress_is_awaited() {
         }
         _ => Fault::None,
     });
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy).build().unwrap().open(context()).await;
-    let sandbox = sandbox.unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     let output = sandbox
         .run(SpawnRequest::shell("echo created"))
         .await

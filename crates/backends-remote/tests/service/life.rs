@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::proxy::{Fault, Proxy, ReceivedRequest, call_api, respond};
 use crate::support::{DEADLINE, TestServer};
-use crate::{context, through};
+use crate::{context, open_through, through};
 
 fn extends_lifetime(request: &ReceivedRequest) -> bool {
     request.path.ends_with("/timeout")
@@ -48,13 +48,7 @@ async fn failed_extension_is_retried_before_the_lifetime_ends() {
 #[tokio::test]
 async fn sandbox_is_gone_after_its_lifetime() {
     let server = TestServer::start().await;
-    let proxy = Proxy::start(&server.url, |_| Fault::None).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, |_| Fault::None).await;
     let request = SpawnRequest::shell("sleep 1000");
     let mut process = sandbox.spawn(request).await.unwrap();
     let path = format!("/sandboxes/{}/timeout", sandbox.info().id);

@@ -20,15 +20,16 @@ mod streams;
 mod support;
 mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_backends_remote::{RemoteBackend, RemoteBackendBuilder};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxError};
+use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxError};
 
-use self::proxy::Proxy;
-use self::support::KEY;
+use self::proxy::{Fault, Proxy, ReceivedRequest};
+use self::support::{KEY, TestServer};
 
 /// Returns a builder of a backend that sends all requests through the proxy.
 fn through(proxy: &Proxy) -> RemoteBackendBuilder {
@@ -37,6 +38,16 @@ fn through(proxy: &Proxy) -> RemoteBackendBuilder {
         .api_url(&proxy.url)
         .sandbox_url(&proxy.url)
         .creation_rate(8, Duration::ZERO)
+}
+
+/// Opens a sandbox of a server through a proxy with these faults.
+async fn open_through(
+    server: &TestServer,
+    plan: impl Fn(&ReceivedRequest) -> Fault + Send + Sync + 'static,
+) -> (Proxy, Arc<dyn Sandbox>) {
+    let proxy = Proxy::start(&server.url, plan).await;
+    let opened = through(&proxy).build().unwrap().open(context()).await;
+    (proxy, opened.unwrap())
 }
 
 fn context() -> SandboxContext {

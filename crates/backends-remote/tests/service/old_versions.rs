@@ -1,13 +1,11 @@
 //! Sandboxes with old versions of envd.
 
 use bytes::Bytes;
-use cantle_core::sandbox::{
-    Backend as _, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin,
-};
+use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin};
 
-use crate::proxy::{Fault, Proxy, ReceivedRequest};
+use crate::open_through;
+use crate::proxy::{Fault, ReceivedRequest};
 use crate::support::TestServer;
-use crate::{context, through};
 
 /// The version in the server's responses.
 const CURRENT_VERSION: &str = "\"envdVersion\":\"0.6.13\"";
@@ -17,13 +15,12 @@ fn replace_version(response: &str, version: &str) -> String {
     response.replace(CURRENT_VERSION, &format!("\"envdVersion\":\"{version}\""))
 }
 
-/// Starts a proxy that changes the version in the server's responses.
-async fn start_proxy(server: &TestServer, change: fn(String) -> String) -> Proxy {
-    let plan = move |request: &ReceivedRequest| match request.is_creation() {
+/// Changes the version in the server's responses.
+fn changing(change: fn(String) -> String) -> impl Fn(&ReceivedRequest) -> Fault {
+    move |request| match request.is_creation() {
         true => Fault::ChangeResponse(change),
         false => Fault::None,
-    };
-    Proxy::start(&server.url, plan).await
+    }
 }
 
 /// Content that resembles the delimiters of a form.
@@ -37,13 +34,8 @@ fn content() -> Bytes {
 #[tokio::test]
 async fn files_are_uploaded_as_forms_to_old_versions() {
     let server = TestServer::start().await;
-    let proxy = start_proxy(&server, |response| replace_version(&response, "0.5.6")).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let plan = changing(|response| replace_version(&response, "0.5.6"));
+    let (proxy, sandbox) = open_through(&server, plan).await;
     let path: SandboxPath = "a \"strange\" näme; \r\n.bin".parse().unwrap();
     for content in [content(), Bytes::new()] {
         sandbox.write_bytes(&path, content.clone()).await.unwrap();
@@ -66,13 +58,8 @@ async fn files_are_uploaded_as_forms_to_old_versions() {
 #[tokio::test]
 async fn requests_to_very_old_versions_name_the_user() {
     let server = TestServer::start().await;
-    let proxy = start_proxy(&server, |response| replace_version(&response, "0.3.9")).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let plan = changing(|response| replace_version(&response, "0.3.9"));
+    let (proxy, sandbox) = open_through(&server, plan).await;
     let path: SandboxPath = "file".parse().unwrap();
     sandbox.write_bytes(&path, "text".into()).await.unwrap();
     let output = sandbox.run(SpawnRequest::shell("cat file")).await.unwrap();

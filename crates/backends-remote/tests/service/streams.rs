@@ -12,9 +12,9 @@ use futures_util::StreamExt as _;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::proxy::{Fault, Proxy, ReceivedRequest, respond};
+use crate::proxy::{Fault, ReceivedRequest, respond};
 use crate::support::{DEADLINE, TestServer};
-use crate::{context, through};
+use crate::{context, open_through};
 
 fn is_reconnect(request: &ReceivedRequest) -> bool {
     request.path.ends_with("/process.Process/Connect")
@@ -84,13 +84,7 @@ async fn command_survives_a_broken_connection() {
         true => Fault::BreakAt(signal.clone()),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (proxy, sandbox) = open_through(&server, plan).await;
     armed.cancel();
     let script = "echo before; read -r line; echo $line; echo more >&2; exit 3";
     let request = SpawnRequest::shell(script).with_stdin(Stdin::Piped);
@@ -135,13 +129,7 @@ async fn exit_status_is_known_after_a_reconnect() {
             false if first.matches(request) => Fault::BreakAt(signal.clone()),
             false => Fault::None,
         };
-        let proxy = Proxy::start(&server.url, plan).await;
-        let sandbox = through(&proxy)
-            .build()
-            .unwrap()
-            .open(context())
-            .await
-            .unwrap();
+        let (proxy, sandbox) = open_through(&server, plan).await;
         armed.cancel();
         let script =
             format!("sleep 1000 & echo $PPID/; until [[ -e go ]]; do sleep 0.1; done; {how}");
@@ -181,13 +169,7 @@ async fn stalled_stream_is_replaced() {
         true => Fault::StallAt(signal.clone()),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (proxy, sandbox) = open_through(&server, plan).await;
     armed.cancel();
     let script = "echo before; read -r line; echo after";
     let request = SpawnRequest::shell(script).with_stdin(Stdin::Piped);
@@ -218,13 +200,7 @@ async fn unresponsive_sandbox_is_gone() {
         false if is_start(request) => Fault::StallAt(signal.clone()),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     let mut process = sandbox
         .spawn(SpawnRequest::shell("sleep 1000"))
         .await
@@ -255,13 +231,7 @@ async fn command_is_killed_and_reported_as_lost_if_reconnecting_fails() {
         false if first.matches(request) => Fault::BreakAt(signal.clone()),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     armed.cancel();
     let script = "setsid sleep 1000 & echo $!/; wait";
     let mut process = sandbox.spawn(SpawnRequest::shell(script)).await.unwrap();
@@ -289,13 +259,7 @@ async fn command_is_killed_if_the_start_response_is_lost() {
         true => Fault::DropResponse,
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     armed.cancel();
     let script = "exec -a started-unheard sleep 1000";
     let error = sandbox.spawn(SpawnRequest::shell(script)).await.map(drop);
@@ -323,13 +287,7 @@ async fn single_gateway_error_does_not_end_the_sandbox() {
             false => Fault::None,
         }
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     let directory: SandboxPath = "directory".parse().unwrap();
     let error = sandbox.mkdir(&directory).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Io, "{error:?}");
@@ -352,13 +310,7 @@ async fn restart_of_the_gateway_does_not_end_the_sandbox() {
             false => Fault::None,
         }
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (proxy, sandbox) = open_through(&server, plan).await;
     let directory: SandboxPath = "directory".parse().unwrap();
     let error = sandbox.mkdir(&directory).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Io, "{error:?}");
@@ -383,13 +335,7 @@ async fn command_whose_input_is_lost_fails() {
             true => fault(),
             false => Fault::None,
         };
-        let proxy = Proxy::start(&server.url, plan).await;
-        let sandbox = through(&proxy)
-            .build()
-            .unwrap()
-            .open(context())
-            .await
-            .unwrap();
+        let (proxy, sandbox) = open_through(&server, plan).await;
         let request = SpawnRequest::shell("cat > copied")
             .with_stdin(Stdin::Bytes("text".into()))
             .with_timeout(DEADLINE);
@@ -418,9 +364,7 @@ async fn input_is_closed_again_and_a_command_that_lacks_its_end_fails() {
             true => fault(number.fetch_add(1, Ordering::Relaxed)),
             false => Fault::None,
         };
-        let proxy = Proxy::start(&server.url, plan).await;
-        let backend = through(&proxy).build().unwrap();
-        let sandbox = backend.open(context()).await.unwrap();
+        let (_proxy, sandbox) = open_through(&server, plan).await;
         let request = SpawnRequest::shell("cat")
             .with_stdin(Stdin::Bytes("text".into()))
             .with_timeout(DEADLINE);
@@ -453,13 +397,7 @@ async fn stalled_download_fails_without_ending_the_sandbox() {
         true => Fault::StallAt(silence.clone()),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let sandbox = through(&proxy)
-        .build()
-        .unwrap()
-        .open(context())
-        .await
-        .unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     let path: SandboxPath = "file".parse().unwrap();
     sandbox.write_bytes(&path, "text".into()).await.unwrap();
     let reading = timeout(DEADLINE, sandbox.read_bytes(&path, 100));
@@ -508,9 +446,7 @@ async fn download_by_a_program_that_is_killed_does_not_look_complete() {
 #[tokio::test]
 async fn download_by_a_program_may_take_as_long_as_its_reader_does() {
     let server = TestServer::start().await;
-    let proxy = Proxy::start(&server.url, |_| Fault::None).await;
-    let backend = through(&proxy).build().unwrap();
-    let sandbox = backend.open(context()).await.unwrap();
+    let (proxy, sandbox) = open_through(&server, |_| Fault::None).await;
     // The protocol needs UTF-8 paths.
     let path = SandboxPath::working_directory().join(b"\xff").unwrap();
     sandbox.write_bytes(&path, "text".into()).await.unwrap();
@@ -535,9 +471,7 @@ async fn directory_with_too_many_entries_is_not_listed() {
         true => Fault::ChangeResponse(with_too_many_entries),
         false => Fault::None,
     };
-    let proxy = Proxy::start(&server.url, plan).await;
-    let backend = through(&proxy).build().unwrap();
-    let sandbox = backend.open(context()).await.unwrap();
+    let (_proxy, sandbox) = open_through(&server, plan).await;
     let listed = sandbox.list(&SandboxPath::working_directory()).await;
     let error = listed.map(|it| it.len()).unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unsupported);
