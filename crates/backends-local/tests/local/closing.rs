@@ -9,7 +9,8 @@ use cantle_core::sandbox::{
 };
 
 use crate::support::{
-    Token, eventually, exists, on_host, open, path, ran_as_ordinary_user, run, soon, stdout, write,
+    Token, eventually, exists, new_runtime, on_host, open, path, ran_as_ordinary_user, run, soon,
+    stdout, write,
 };
 
 fn root(sandbox: &dyn Sandbox) -> PathBuf {
@@ -244,10 +245,7 @@ fn directories_without_permissions_are_removed() {
     if ran_as_ordinary_user("closing::directories_without_permissions_are_removed") {
         return;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     runtime.block_on(async {
         let sandbox = open().await;
         let line =

@@ -9,10 +9,9 @@ use cantle_core::sandbox::{
     Backend as _, EnforcedBy, ExitStatus, Sandbox, SandboxContext, SandboxHandle, SandboxInfo,
 };
 use cantle_testkit::lane;
-use rustix::process::{Pid, Signal, kill_process};
 
 use super::groups::groups_of;
-use super::support::{OPENED, eventually, ran_as_ordinary_user, run, say, stdout};
+use super::support::{Owner, eventually, ran_as_ordinary_user, rerun, run, say, stdout};
 
 fn context(policy: Policy) -> SandboxContext {
     SandboxContext::new(RunId::new(), policy)
@@ -134,39 +133,19 @@ async fn shared_group_owner() {
     }
     let backend = LocalBackend::new();
     let sandbox = backend.open(context(Policy::workspace())).await.unwrap();
-    if let Some(group) = shared_group(&*sandbox).await {
-        say(&group.to_string_lossy());
-    }
-    say("end");
+    let group = shared_group(&*sandbox).await.unwrap_or_default();
+    say(&group.to_string_lossy());
     std::future::pending::<()>().await;
 }
 
 #[tokio::test]
 async fn shared_group_ends_with_its_killed_owner() {
-    use std::io::{BufRead as _, BufReader};
-    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "defaults::shared_group_owner", "--nocapture"])
-        .env("CANTLE_TEST_SHARED_GROUP", "1")
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let stderr = BufReader::new(owner.stderr.take().unwrap());
-    let lines = stderr
-        .lines()
-        .filter_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
-    let groups: Vec<PathBuf> = lines
-        .take_while(|line| line != "end")
-        .map(Into::into)
-        .collect();
-    let pid = i32::try_from(owner.id()).unwrap();
-    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    owner.wait().unwrap();
-    if groups.is_empty() {
-        lane::skip("this process may not create control groups with a memory limit");
+    let mut command = rerun("defaults::shared_group_owner");
+    let mut owner = Owner::start(command.env("CANTLE_TEST_SHARED_GROUP", "1"));
+    owner.kill();
+    if owner.said.is_empty() {
+        return lane::skip("this process may not create control groups with a memory limit");
     }
-    eventually("the groups are removed", || {
-        groups.iter().all(|group| !group.exists())
-    })
-    .await;
+    let group = PathBuf::from(&owner.said);
+    eventually("the group is removed", || !group.exists()).await;
 }

@@ -1,10 +1,8 @@
 //! Durable sandboxes, and the leftovers of killed owners.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +15,7 @@ use cantle_core::sandbox::{
 };
 use tempfile::TempDir;
 
-use crate::support::{OPENED, Token, eventually, read, run, say, stdout, write};
+use crate::support::{Owner, Token, eventually, new_runtime, read, rerun, run, say, stdout, write};
 
 /// A backend and a policy for each mode of confinement.
 fn kinds() -> [(LocalBackend, Policy); 3] {
@@ -308,45 +306,10 @@ async fn commands_of_another_user_need_search_permission() {
 /// Selects the part of the next test that is killed.
 const OWNER: &str = "CANTLE_TEST_DURABLE_OWNER";
 
-/// Another process with a sandbox; killed on drop.
-struct Owner {
-    child: Child,
-    said: String,
-}
-
-impl Owner {
-    /// `how` is `plain`, or `kept`.
-    fn start(place: &TempDir, how: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "--nocapture",
-                "durable::leftovers_of_killed_owners_are_reclaimed",
-            ])
-            .env(OWNER, format!("{how}:{}", place.path().display()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let said = lines.find_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
-        Self {
-            child,
-            said: said.unwrap(),
-        }
-    }
-
-    fn kill(&mut self) {
-        // Only once: its id may be reused.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.kill();
-    }
+/// `how` is `plain`, or `kept`.
+fn start_owner(place: &TempDir, how: &str) -> Owner {
+    let mut command = rerun("durable::leftovers_of_killed_owners_are_reclaimed");
+    Owner::start(command.env(OWNER, format!("{how}:{}", place.path().display())))
 }
 
 async fn own(place: &str) {
@@ -365,10 +328,7 @@ async fn own(place: &str) {
 
 #[test]
 fn leftovers_of_killed_owners_are_reclaimed() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     if let Ok(place) = std::env::var(OWNER) {
         return runtime.block_on(own(&place));
     }
@@ -381,10 +341,10 @@ fn leftovers_of_killed_owners_are_reclaimed() {
             removed.retain(|path| path.starts_with(place.path()));
             removed
         };
-        let mut killed = Owner::start(&place, "plain");
-        let mut kept = Owner::start(&place, "kept");
+        let mut killed = start_owner(&place, "plain");
+        let mut kept = start_owner(&place, "kept");
         let handle: SandboxHandle = serde_json::from_str(&kept.said).unwrap();
-        let alive = Owner::start(&place, "plain");
+        let alive = start_owner(&place, "plain");
         let own = backend.open(durable(&Policy::workspace())).await.unwrap();
         assert_eq!(below(&place).len(), 5);
         let nothing = backend.reclaim(Duration::ZERO).await;

@@ -8,7 +8,9 @@ use cantle_core::sandbox::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Token, eventually, exists, on_host, open, open_under, soon, stdout, write};
+use crate::support::{
+    Token, eventually, exists, new_runtime, on_host, open, open_under, soon, stdout, write,
+};
 
 const LIMIT: Duration = Duration::from_secs(1);
 /// For a timeout before which something must happen, even on a slow machine.
@@ -290,10 +292,7 @@ async fn dropped_run_future_kills_its_command() {
 /// The handle is dropped while its runtime is not driven.
 #[test]
 fn idle_runtime_leaves_no_zombie() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     let token = Token::new();
     let (sandbox, leader) = runtime.block_on(async {
         let sandbox = open().await;
@@ -304,10 +303,7 @@ fn idle_runtime_leaves_no_zombie() {
         token.at_least(2).await;
         (sandbox, process.id().unwrap())
     });
-    let other = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let other = new_runtime();
     other.block_on(async {
         token.all_dead().await;
         eventually("the leader is reaped", || !exists(leader)).await;
@@ -330,10 +326,7 @@ fn runtime_shutdown_kills_its_commands() {
         token.at_least(2).await;
     });
     runtime.shutdown_timeout(Duration::from_secs(60));
-    let other = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let other = new_runtime();
     other.block_on(token.all_dead());
 }
 

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +13,9 @@ use cantle_core::sandbox::{
     Backend as _, EnforcedBy, ExitStatus, Sandbox, SandboxContext, SandboxExt as _, SpawnRequest,
 };
 
-use crate::support::{OPENED, Token, eventually, path, read_until, run, say, stdout};
+use crate::support::{
+    Owner, Token, eventually, new_runtime, path, read_until, rerun, run, say, stdout,
+};
 
 const MEMORY: u64 = 64 << 20;
 
@@ -214,10 +214,7 @@ const OWNER: &str = "CANTLE_TEST_GROUPS_OWNER";
 
 #[test]
 fn groups_of_killed_owner_are_removed() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     if let Ok(place) = std::env::var(OWNER) {
         return runtime.block_on(async {
             let backend = LocalBackend::new().in_directory(place);
@@ -231,22 +228,13 @@ fn groups_of_killed_owner_are_removed() {
     }
     runtime.block_on(async {
         let place = tempfile::tempdir().unwrap();
-        let mut owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg("groups::groups_of_killed_owner_are_removed")
-            .env(OWNER, place.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(owner.stderr.take().unwrap()).lines();
-        let said = lines.find_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
-        let name = said.unwrap();
+        let mut command = rerun("groups::groups_of_killed_owner_are_removed");
+        let mut owner = Owner::start(command.env(OWNER, place.path()));
+        let name = owner.said.clone();
         if !name.is_empty() {
             assert_eq!(groups_of(&name).len(), 1);
         }
-        owner.kill().unwrap();
-        owner.wait().unwrap();
+        owner.kill();
         eventually("no group is left", || {
             name.is_empty() || groups_of(&name).is_empty()
         })

@@ -1,10 +1,9 @@
 //! Disk images: file systems of limited size for files that can be kept, where this process is root's.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use cantle_core::sandbox::{
 use cantle_testkit::lane;
 use tempfile::TempDir;
 
-use crate::support::{OPENED, eventually, path, read, run, say, soon, stdout, write};
+use crate::support::{Owner, eventually, path, read, rerun, run, say, soon, stdout, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -292,20 +291,11 @@ fn killed_owner_leaves_no_loop_device_at_any_moment() {
     let moments = lane::choose("most moments of a kill", 12, 100);
     for moment in 0..moments {
         let place = tempfile::tempdir().unwrap();
-        let mut owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg("images::killed_owner_leaves_no_loop_device_at_any_moment")
-            .env(OWNER, place.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(owner.stderr.take().unwrap()).lines();
-        lines.find(|line| line.as_ref().unwrap().starts_with(OPENED));
+        let mut command = rerun("images::killed_owner_leaves_no_loop_device_at_any_moment");
+        let mut owner = Owner::start(command.env(OWNER, place.path()));
         // Spread over the time of one sandbox, which the test need not hit exactly.
         std::thread::sleep(Duration::from_millis(moment * 97 % 150));
-        owner.kill().unwrap();
-        owner.wait().unwrap();
+        owner.kill();
         runtime.block_on(async {
             nothing_left(place.path()).await;
             let backend = LocalBackend::new().in_directory(place.path());

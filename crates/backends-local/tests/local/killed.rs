@@ -9,11 +9,9 @@
 //! Each in every phase and in every mode of confinement.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +26,7 @@ use futures_util::{StreamExt as _, stream};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::support::{OPENED, eventually, path, read_until, say, soon, stdout, write};
+use crate::support::{Owner, eventually, path, read_until, rerun, say, soon, stdout, write};
 
 /// The activity during which a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,20 +264,13 @@ fn killed_owner_leaves_nothing_in_any_phase() {
     }
     for name in KINDS {
         let (place, temporary) = (place(), tempfile::tempdir().unwrap());
-        let mut owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg("killed::killed_owner_leaves_nothing_in_any_phase")
-            .env(OWNER, format!("{name}:{}", place.path().display()))
-            .env("TMPDIR", temporary.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(owner.stderr.take().unwrap()).lines();
-        let said = lines.find_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
-        owner.kill().unwrap();
-        owner.wait().unwrap();
-        let said: serde_json::Value = serde_json::from_str(&said.unwrap()).unwrap();
+        let mut owner = Owner::start(
+            rerun("killed::killed_owner_leaves_nothing_in_any_phase")
+                .env(OWNER, format!("{name}:{}", place.path().display()))
+                .env("TMPDIR", temporary.path()),
+        );
+        owner.kill();
+        let said: serde_json::Value = serde_json::from_str(&owner.said).unwrap();
         let field = |name| said.get(name).unwrap().clone();
         let run: RunId = serde_json::from_value(field("run")).unwrap();
         let ids: Vec<String> = serde_json::from_value(field("ids")).unwrap();

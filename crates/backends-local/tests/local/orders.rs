@@ -12,7 +12,7 @@ use cantle_core::sandbox::{
 use rustix::process::{Pid, kill_process};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Token, read_until, soon};
+use crate::support::{Token, new_runtime, read_until, soon};
 
 /// More orders than fit in init's socket.
 const MANY_ORDERS: usize = 2000;
@@ -99,10 +99,7 @@ async fn stopping_commands_does_not_wait_for_init() {
 /// The sandbox is ended on another thread, for which the runtime waits when it shuts down.
 #[test]
 fn dropping_a_sandbox_does_not_wait_for_its_end() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     let place = tempfile::tempdir().unwrap();
     let token = Token::new();
     runtime.block_on(async {

@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop_oneof, proptest};
 use tokio::runtime::Runtime;
 
-use crate::support::{on_host, open};
+use crate::support::{new_runtime, on_host, open};
 
 /// One preparation of the sandbox's files.
 #[derive(Clone, Debug)]
@@ -60,10 +60,7 @@ struct Place {
 
 impl Place {
     fn prepare(steps: &[Step]) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = new_runtime();
         let sandbox = runtime.block_on(open());
         let work = on_host(&*sandbox, "");
         let outside = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use rustix::process::geteuid;
 use tokio::time::sleep;
 
-use crate::support::{eventually, path, run, soon, write};
+use crate::support::{eventually, new_runtime, path, run, soon, write};
 
 /// Set in the mount namespace of the test.
 const INSIDE: &str = "CANTLE_TEST_STARVED";
@@ -110,10 +110,7 @@ fn no_call_blocks_the_runtime_while_the_disk_hangs() {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o711)).unwrap();
     }
     // One thread, which also thaws the disk.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     runtime.block_on(async {
         let backend = LocalBackend::new().in_directory(&disk);
         let cx = || SandboxContext::new(RunId::new(), Policy::workspace()).durable();

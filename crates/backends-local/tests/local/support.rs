@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::future::Future;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use cantle_core::sandbox::{
     SandboxPath, SpawnRequest,
 };
 use futures_util::StreamExt as _;
+use tokio::runtime::{Builder, Runtime};
 
 /// Upper bound of waiting for an expected event.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -65,13 +66,61 @@ pub(crate) async fn read(sandbox: &dyn Sandbox, name: &str) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// Returns a runtime of this thread.
+pub(crate) fn new_runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 /// Prefix of lines between the parts of a test.
-pub(crate) const OPENED: &str = "opened: ";
+const OPENED: &str = "opened: ";
 
 /// Prints a line to the other part of a test, even if output is captured.
 pub(crate) fn say(what: &str) {
     let line = format!("{OPENED}{what}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// Returns a command that runs one test of this program.
+pub(crate) fn rerun(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--nocapture", test]);
+    command
+}
+
+/// The other part of a test, which owns sandboxes; killed on drop.
+pub(crate) struct Owner {
+    child: Child,
+    /// Its first output.
+    pub(crate) said: String,
+    /// Kept open, because it may say more.
+    _stderr: Lines<BufReader<ChildStderr>>,
+}
+
+impl Owner {
+    /// Starts it, and waits until it says something.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        let said = stderr.find_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
+        Self {
+            child,
+            said: said.unwrap(),
+            _stderr: stderr,
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        // Only once: its id may be reused.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 /// Waits until a condition is true.
