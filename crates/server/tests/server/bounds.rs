@@ -1,8 +1,7 @@
 //! Bounds on what clients use: memory, connections, descriptors.
 
 use std::convert::Infallible;
-use std::io::{BufRead as _, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 
 use bytes::Bytes;
 use cantle_backends_local::LocalBackend;
@@ -20,8 +19,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    DEADLINE, Sandbox, StreamEvent, TestResponse, TestServer, client, sandbox_directories, serve,
-    serve_with, shared_tempdir,
+    DEADLINE, Sandbox, ServerProcess, StreamEvent, TestResponse, client, sandbox_directories,
+    serve, serve_with, shared_tempdir,
 };
 
 /// A form that begins with `start` and never ends.
@@ -238,59 +237,21 @@ async fn bounds_child_process() {
     server.serve(CancellationToken::new()).await.unwrap();
 }
 
-struct LimitedServer {
-    child: Child,
-    client: TestServer,
-    /// The test harness of the server ends if it can't write to it.
-    _output: Lines<BufReader<ChildStdout>>,
-}
-
-impl LimitedServer {
-    /// Starts a server that may open `files` files (an argument of `ulimit -n`).
-    fn start(place: &tempfile::TempDir, files: &str) -> Self {
-        let program = std::env::current_exe().unwrap();
-        let mut child = Command::new("/bin/sh")
-            .arg("-c")
-            .arg(format!(
-                "ulimit -n {files}; exec \"$0\" --exact bounds::bounds_child_process --nocapture"
-            ))
-            .arg(program)
-            .env(ROLE, place.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines.by_ref().map(Result::unwrap).find_map(|line| {
-            let address = line.strip_prefix("serving ")?;
-            Some(address.parse().unwrap())
-        });
-        let client = client(address.expect("the server starts"));
-        Self {
-            child,
-            client,
-            _output: lines,
-        }
-    }
-
-    fn descriptors(&self) -> usize {
-        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
-        open.unwrap().count()
-    }
-}
-
-impl Drop for LimitedServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a server that may open `files` files (an argument of `ulimit -n`).
+fn start_limited(place: &tempfile::TempDir, files: &str) -> ServerProcess {
+    let test = "bounds::bounds_child_process";
+    let line = format!("ulimit -n {files}; exec \"$0\" --exact {test} --nocapture");
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg(line).arg(program);
+    ServerProcess::start(command.env(ROLE, place.path()))
 }
 
 #[tokio::test]
 async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
     let place = shared_tempdir();
-    let limited = LimitedServer::start(&place, "256");
-    let server = &limited.client;
+    let limited = start_limited(&place, "256");
+    let server = &client(limited.address);
     let mut sandboxes = Vec::new();
     let before = limited.descriptors();
     let refused = loop {
@@ -336,11 +297,11 @@ async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
 async fn a_server_with_few_descriptors_refuses_sandboxes_before_it_fails() {
     for (files, least) in [("32", 0), ("40", 0), ("64", 1)] {
         let place = shared_tempdir();
-        let limited = LimitedServer::start(&place, files);
+        let limited = start_limited(&place, files);
+        let server = &client(limited.address);
         let mut created = 0;
         let refused = loop {
             let body = Some(json!({ "templateID": "base" }));
-            let server = &limited.client;
             let made = server.control(Method::POST, "/v2/sandboxes", body).await;
             if made.status != StatusCode::CREATED {
                 break made;
@@ -358,8 +319,8 @@ async fn nothing_fails_below_the_maximum_of_sandboxes() {
     const AT_ONCE: usize = 16;
     let many = lane::choose("most of 2,000 sandboxes", 60, MANY);
     let place = shared_tempdir();
-    let limited = LimitedServer::start(&place, "$(ulimit -Hn)");
-    let server = &limited.client;
+    let limited = start_limited(&place, "$(ulimit -Hn)");
+    let server = &client(limited.address);
     let before = limited.descriptors();
     // Several users of one key, each with a sandbox after another.
     let sandboxes: Vec<_> = stream::iter(0..many)

@@ -1,8 +1,7 @@
 //! Shutdown, pausing and resuming, and what remains afterwards.
 
-use std::io::{BufRead as _, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cantle_backends_local::LocalBackend;
@@ -13,8 +12,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    DEADLINE, StreamEvent, TestServer, builder, eventually, sandbox_directories, sandbox_ended,
-    serve, serve_in, serve_with, shared_tempdir,
+    DEADLINE, ServerProcess, StreamEvent, TestServer, builder, eventually, sandbox_directories,
+    sandbox_ended, serve, serve_in, serve_with, shared_tempdir,
 };
 
 /// Set for a child process of this test program that acts as the server; names its directory.
@@ -287,41 +286,10 @@ async fn server_child_process() {
     server.serve(CancellationToken::new()).await.unwrap();
 }
 
-struct KilledServer {
-    child: Child,
-    address: std::net::SocketAddr,
-    /// The test harness of the server ends if it can't write to it.
-    _output: Lines<BufReader<ChildStdout>>,
-}
-
-impl KilledServer {
-    fn start(place: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "life::server_child_process", "--nocapture"])
-            .env(ROLE, place)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines.by_ref().map(Result::unwrap).find_map(|line| {
-            line.strip_prefix("serving ")
-                .map(|address| address.parse().unwrap())
-        });
-        let address = address.expect("the server starts");
-        Self {
-            child,
-            address,
-            _output: lines,
-        }
-    }
-}
-
-impl Drop for KilledServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start_process(place: &Path) -> ServerProcess {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "life::server_child_process", "--nocapture"]);
+    ServerProcess::start(command.env(ROLE, place))
 }
 
 /// Counts processes with `mark` in their environment or command line.
@@ -342,7 +310,7 @@ async fn a_killed_server_leaves_no_process_and_the_next_one_cleans_up() {
     std::fs::create_dir(&sandboxes).unwrap();
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(&sandboxes, std::fs::Permissions::from_mode(0o711)).unwrap();
-    let killed = KilledServer::start(place.path());
+    let killed = start_process(place.path());
     let client = crate::support::client(killed.address);
     let mark = format!("MARK={}", cantle_core::ids::unique_id());
     let (name, value) = mark.split_once('=').unwrap();
@@ -358,7 +326,7 @@ async fn a_killed_server_leaves_no_process_and_the_next_one_cleans_up() {
     assert_eq!(stream.next().await, StreamEvent::Broken);
     eventually("no process is left", async || processes_with(&mark) == 0).await;
 
-    let next = KilledServer::start(place.path());
+    let next = start_process(place.path());
     let count = || std::fs::read_dir(&sandboxes).unwrap().count();
     assert_eq!(count(), 1);
     let client = crate::support::client(next.address);

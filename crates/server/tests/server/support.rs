@@ -1,6 +1,8 @@
 //! A server over the local backend, and an independent HTTP client.
 
+use std::io::{BufRead as _, BufReader, Lines};
 use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -37,6 +39,45 @@ pub(crate) fn client(address: SocketAddr) -> TestServer {
         directory: shared_tempdir(),
         shutdown: CancellationToken::new(),
         serving: tokio::spawn(async { Ok(()) }),
+    }
+}
+
+/// A server in another process; killed on drop.
+pub(crate) struct ServerProcess {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    /// The test harness of the server ends if it can't write to it.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl ServerProcess {
+    /// Runs a test of this program that serves and prints `serving ADDRESS`.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.by_ref().map(Result::unwrap).find_map(|line| {
+            let address = line.strip_prefix("serving ")?;
+            Some(address.parse().unwrap())
+        });
+        Self {
+            child,
+            address: address.expect("the server starts"),
+            _output: lines,
+        }
+    }
+
+    /// Counts its open descriptors.
+    pub(crate) fn descriptors(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        open.unwrap().count()
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
