@@ -386,7 +386,7 @@ impl ServerFiles {
 }
 
 /// Returns the processes with `mark` in their environment.
-fn marked(mark: &str) -> Vec<u32> {
+pub(crate) fn marked(mark: &str) -> Vec<u32> {
     let carries = |environment: Vec<u8>| String::from_utf8_lossy(&environment).contains(mark);
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes

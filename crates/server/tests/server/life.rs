@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::killed::marked;
 use crate::support::{
     DEADLINE, ServerProcess, StreamEvent, TestServer, builder, eventually, sandbox_directories,
     sandbox_ended, serve, serve_in, serve_with, shared_tempdir,
@@ -292,17 +293,6 @@ fn start_process(place: &Path) -> ServerProcess {
     ServerProcess::start(command.env(ROLE, place))
 }
 
-/// Counts processes with `mark` in their environment or command line.
-fn processes_with(mark: &str) -> usize {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter(|process| {
-            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-            String::from_utf8_lossy(&environment).contains(mark)
-        })
-        .count()
-}
-
 #[tokio::test]
 async fn a_killed_server_leaves_no_process_and_the_next_one_cleans_up() {
     let place = shared_tempdir();
@@ -320,11 +310,11 @@ async fn a_killed_server_leaves_no_process_and_the_next_one_cleans_up() {
     let mut stream = one.start("setsid sleep 300 & sleep 300", &[]).await;
     stream.pid().await;
     assert_eq!(post(&client, &paused.id, "pause", json!({})).await, 204);
-    eventually("both commands run", async || processes_with(&mark) >= 2).await;
+    eventually("both commands run", async || marked(&mark).len() >= 2).await;
     let (id, token) = (paused.id.clone(), paused.token.clone());
     drop(killed);
     assert_eq!(stream.next().await, StreamEvent::Broken);
-    eventually("no process is left", async || processes_with(&mark) == 0).await;
+    eventually("no process is left", async || marked(&mark).is_empty()).await;
 
     let next = start_process(place.path());
     let count = || std::fs::read_dir(&sandboxes).unwrap().count();
