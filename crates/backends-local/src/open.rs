@@ -92,7 +92,9 @@ fn find_shell(
             "Give the absolute path of bash.",
         )),
         None => {
-            let mut candidates = std::env::split_paths(search_path).map(|it| it.join("bash"));
+            // An empty search path is one empty directory, which must not be the current one.
+            let mut candidates =
+                std::env::split_paths(search_path).map(|it| Path::new("/").join(it).join("bash"));
             let found = candidates.find(|candidate| environment::is_executable(candidate));
             found.ok_or_else(|| {
                 let places = search_path.to_string_lossy();
