@@ -64,9 +64,11 @@ impl Part {
                 let targets = ["--workspace", "--all-targets"];
                 cargo.arg("clippy").args(targets).args(shell::DENY_WARNINGS)
             }
-            // Only libraries: the program's pages would overwrite those of the library of the same name.
+            // Only libraries: the program's pages would overwrite those of the library of the same name. With an
+            // example, dependencies have the features that the tests ask for, with which Clippy has checked them.
             Part::Docs => cargo
-                .args(["doc", "--workspace", "--lib", "--no-deps"])
+                .args(["doc", "--workspace", "--lib", "--example", "own_tool"])
+                .arg("--no-deps")
                 .env("RUSTDOCFLAGS", "-D warnings"),
             // The whole workspace's features, so that it reuses the dependencies that the tests were built with.
             Part::Tidy => cargo.args([
