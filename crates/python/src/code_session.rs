@@ -8,10 +8,9 @@ use cantle_core::code::{
 };
 use cantle_core::sandbox::{Sandbox, SandboxError};
 
-use crate::call::CallLimits;
 use crate::execution::ExecutionOutcome;
-use crate::interpreter::Interpreter;
-use crate::session::PythonSession;
+use crate::interpreter::{Interpreter, PythonSession};
+use crate::kernel::CallLimits;
 
 impl CodeInterpreter for Interpreter {
     fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {

@@ -1,5 +1,7 @@
 //! The interpreter: configuration from which sessions are opened.
 
+mod session;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +14,9 @@ use cantle_core::sandbox::{
 };
 use cantle_core::tool::Requirements;
 
+pub use self::session::PythonSession;
 use crate::execution::{Execution, ExecutionOutcome};
 use crate::packages::PackageSet;
-use crate::session::PythonSession;
 use crate::source::SourceFacts;
 
 /// Runs code from standard input with a traceback of the user's frames.

@@ -3,6 +3,8 @@
 //! The program is a parent that owns the protocol (`kernel_parent.py`) and a forked child that executes code
 //! (`kernel.py`). Code can reach both, so every frame is untrusted: bounded, and never more than data.
 
+mod call;
+
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
@@ -17,7 +19,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use crate::call::{CallLimits, RunningCall};
+use self::call::RunningCall;
+pub(crate) use self::call::{CallLimits, LOST_VARIABLES};
 use crate::execution::{Execution, ExecutionOutcome};
 
 const PROGRAM: &str = concat!(include_str!("kernel.py"), include_str!("kernel_parent.py"));
@@ -45,7 +48,7 @@ pub(crate) struct Kernel {
 /// A frame of the program.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub(crate) enum Event {
+enum Event {
     Ready {},
     Started {
         id: u64,
@@ -85,7 +88,7 @@ pub(crate) enum Event {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum ChannelName {
+enum ChannelName {
     Stdout,
     Stderr,
 }

@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod call;
 mod code_session;
 pub mod compat;
 mod discovery;
@@ -16,17 +15,15 @@ mod execution;
 mod interpreter;
 mod kernel;
 mod packages;
-mod session;
 mod source;
 mod tool;
 
 pub use self::execution::{Execution, ExecutionOutcome};
-pub use self::interpreter::{Interpreter, one_shot};
+pub use self::interpreter::{Interpreter, PythonSession, one_shot};
 pub use self::packages::{
     CollectedPackages, NodePackage, NodeRequest, PackageError, PackageErrorKind, PackageIndex,
     PackageRequest, PackageSet, PackageSpecifier, PackageStore, PythonTarget,
 };
-pub use self::session::PythonSession;
 pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};
 pub use self::tool::PythonTool;
 pub use cantle_core::code::{CodeError, RichResult};

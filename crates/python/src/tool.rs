@@ -27,11 +27,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::call::{CallLimits, LOST_VARIABLES};
 use crate::execution::{Execution, ExecutionOutcome};
-use crate::interpreter::Interpreter;
+use crate::interpreter::{Interpreter, PythonSession};
+use crate::kernel::{CallLimits, LOST_VARIABLES};
 use crate::packages::PackageSet;
-use crate::session::PythonSession;
 
 const NAME: &str = "python";
 /// The context of the model.

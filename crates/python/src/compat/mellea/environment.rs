@@ -20,9 +20,8 @@ use super::result::{ExecutionResult, Listing, MelleaArtifact, truncate};
 use super::tier::{Mellea, Tier};
 use super::{MelleaError, Warning};
 use crate::execution::Execution;
-use crate::interpreter::Interpreter;
+use crate::interpreter::{Interpreter, PythonSession};
 use crate::packages::{PackageError, PackageSet, PackageSpecifier, PythonTarget};
-use crate::session::PythonSession;
 use crate::source::SourceFacts;
 
 /// Maximum number of entries of an exported directory.

@@ -12,8 +12,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::{ChannelName, Event};
 use crate::execution::{Execution, ExecutionOutcome};
-use crate::kernel::{ChannelName, Event};
 
 /// Maximum number of results of one call, and of their bytes.
 const MAX_RESULTS: usize = 100;
@@ -41,14 +41,14 @@ pub(crate) struct CallLimits {
 }
 
 /// A call whose code runs.
-pub(crate) struct RunningCall<'o> {
+pub(super) struct RunningCall<'o> {
     id: u64,
     /// The path of the files with all of its output, without their suffixes.
     spill: String,
-    pub(crate) observer: &'o mut dyn CodeObserver,
+    pub(super) observer: &'o mut dyn CodeObserver,
     started_at: Instant,
     /// When the next step to stop the code begins.
-    pub(crate) deadline: Instant,
+    pub(super) deadline: Instant,
     stop: Stop,
     execution: Execution,
     stdout: HeadTail,
@@ -67,7 +67,7 @@ enum Stop {
 }
 
 impl<'o> RunningCall<'o> {
-    pub(crate) fn new(
+    pub(super) fn new(
         id: u64,
         spill: String,
         timeout: Duration,
@@ -90,12 +90,12 @@ impl<'o> RunningCall<'o> {
         }
     }
 
-    pub(crate) fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.stop != Stop::No
     }
 
     /// Returns the operation to request from the kernel to stop the code; `None` if none is left.
-    pub(crate) fn stop(&mut self, reason: ExecutionOutcome) -> Option<&'static str> {
+    pub(super) fn stop(&mut self, reason: ExecutionOutcome) -> Option<&'static str> {
         let (stop, operation) = match self.stop {
             Stop::No => (Stop::Interrupting(reason), "interrupt"),
             Stop::Interrupting(reason) => (Stop::Killing(reason), "kill"),
@@ -112,7 +112,7 @@ impl<'o> RunningCall<'o> {
     }
 
     /// Applies an event; returns whether it ended the call.
-    pub(crate) async fn apply(&mut self, event: Event) -> bool {
+    pub(super) async fn apply(&mut self, event: Event) -> bool {
         match event {
             Event::Started {
                 id,
@@ -182,13 +182,13 @@ impl<'o> RunningCall<'o> {
     }
 
     /// Records that the kernel is ended because of the size of a frame, or because no more can come.
-    pub(crate) fn given_up(&mut self) {
+    pub(super) fn given_up(&mut self) {
         self.execution.outcome = self.outcome(ExecutionOutcome::Killed);
         self.execution.notes.push(GIVEN_UP.to_owned());
     }
 
     /// Records that the kernel has ended.
-    pub(crate) fn exited(&mut self, exit: Exit) {
+    pub(super) fn exited(&mut self, exit: Exit) {
         let outcome = match exit.status {
             ExitStatus::LimitReached { .. } => ExecutionOutcome::LimitReached,
             ExitStatus::TimedOut { .. } => ExecutionOutcome::TimedOut,
@@ -220,7 +220,7 @@ impl<'o> RunningCall<'o> {
         }
     }
 
-    pub(crate) fn finish(self) -> Execution {
+    pub(super) fn finish(self) -> Execution {
         Execution {
             stdout: self.stdout.finish(),
             stderr: self.stderr.finish(),

@@ -15,11 +15,10 @@ use cantle_core::sandbox::{
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{CallLimits, LOST_VARIABLES};
+use super::{Interpreter, one_shot};
 use crate::discovery::{Python, find_python};
 use crate::execution::{Execution, ExecutionOutcome};
-use crate::interpreter::{Interpreter, one_shot};
-use crate::kernel::Kernel;
+use crate::kernel::{CallLimits, Kernel, LOST_VARIABLES};
 use crate::source::SourceFacts;
 
 /// Reported once by a session whose packages are a copy.
@@ -63,7 +62,7 @@ impl fmt::Debug for PythonSession {
 }
 
 impl PythonSession {
-    pub(crate) fn new(settings: Interpreter, sandbox: Arc<dyn Sandbox>) -> Self {
+    pub(super) fn new(settings: Interpreter, sandbox: Arc<dyn Sandbox>) -> Self {
         Self {
             settings,
             sandbox,
