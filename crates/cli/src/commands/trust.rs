@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
 use cantle::core::escape::for_decision;
+use cantle::mcp::McpServer;
 
 use super::print;
 use crate::agents_md;
@@ -22,27 +23,36 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     let mut record = StateDir::find()
         .and_then(|state| TrustRecord::read(&state))
         .usage()?;
+    let directory = args.directory.as_deref().unwrap_or(Path::new("."));
     if args.list {
         let directories = record.directories();
         let lines = directories.map(|path| for_decision(&path.to_string_lossy()) + "\n");
         print(lines.collect::<String>())?;
-        return Ok(0);
+    } else if args.remove {
+        remove(&mut record, directory)?;
+    } else {
+        add(&mut record, directory)?;
     }
-    let directory = args.directory.as_deref().unwrap_or(Path::new("."));
-    if args.remove {
-        // It may be gone.
-        let listed = canonical(directory).or_else(|_| std::path::absolute(directory));
-        let listed = listed.usage()?;
-        if record.get(&listed).is_none() {
-            let message = format!(
-                "{} is not trusted; `cantle trust --list` lists the directories that are",
-                listed.display()
-            );
-            return Err(anyhow!(message)).usage();
-        }
-        record.set(listed, None).internal()?;
-        return Ok(0);
+    Ok(0)
+}
+
+/// Removes a directory from the record.
+fn remove(record: &mut TrustRecord, directory: &Path) -> Result<(), Failure> {
+    // It may be gone.
+    let listed = canonical(directory).or_else(|_| std::path::absolute(directory));
+    let listed = listed.usage()?;
+    if record.get(&listed).is_none() {
+        let message = format!(
+            "{} is not trusted; `cantle trust --list` lists the directories that are",
+            listed.display()
+        );
+        return Err(anyhow!(message)).usage();
     }
+    record.set(listed, None).internal()
+}
+
+/// Records a directory with its files, and prints what takes effect there.
+fn add(record: &mut TrustRecord, directory: &Path) -> Result<(), Failure> {
     std::env::set_current_dir(directory)
         .with_context(|| format!("failed to enter {}", directory.display()))
         .usage()?;
@@ -70,10 +80,21 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         );
         return Err(anyhow!(message)).usage();
     }
+    let servers = servers.unwrap_or_default();
     let mut text = format!(
         "Trusted: {}\n\n",
         for_decision(&directory.to_string_lossy())
     );
+    text.push_str(&describe(&project, notes.as_deref(), &servers));
+    record
+        .set(directory, Some(project.files.digests().clone()))
+        .internal()?;
+    print(&text)
+}
+
+/// Describes the settings, servers and notes that take effect, and for how long.
+fn describe(project: &Project, notes: Option<&str>, servers: &[McpServer]) -> String {
+    let mut text = String::new();
     let (settings, profiles) = (&project.file.settings, &project.file.profiles);
     let with_profile = |name: &String| format!(" with --profile {}", for_decision(name));
     let profiles = profiles
@@ -86,7 +107,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
             let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
         }
     }
-    for server in servers.iter().flatten() {
+    for server in servers {
         let _ = writeln!(
             text,
             "The tools of the MCP server `{}` ({}) are offered there: {}",
@@ -108,9 +129,5 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
         let _ = writeln!(text, "  {}  sha256 {digest}", for_decision(name));
     }
     text.push_str("\n`cantle trust --remove` removes this trust.\n");
-    record
-        .set(directory, Some(project.files.digests().clone()))
-        .internal()?;
-    print(&text)?;
-    Ok(0)
+    text
 }
