@@ -38,9 +38,7 @@ pub(crate) async fn perform(
         return Err(anyhow!("{flag} has no effect without --tools")).usage();
     }
     let layers = Layers::with_files(&args.settings).usage()?;
-    let templates = args.template.iter().map(|it| &it.backend);
-    let mut backends = templates.chain([&args.backend]);
-    let is_any_local = backends.clone().any(BackendArg::is_local);
+    let is_any_local = args.backends().any(BackendArg::is_local);
     let mut policy = config::policy_of(&layers, is_any_local)?;
     if let Some(Preparation::CodeInterpreter) = args.prepare {
         return interpreter::prepare(&layers, &policy).await;
@@ -55,13 +53,6 @@ pub(crate) async fn perform(
         .internal()?;
     let local = LocalBackend::new().in_directory(&workspaces);
     let backend = args.backend.open_served(local.clone(), HOME).usage()?;
-    let mut limits = ServerLimits::default();
-    let number = |given: Option<u32>, default| given.map_or(default, |given| given as usize);
-    limits.sandboxes = number(args.max_sandboxes, limits.sandboxes);
-    limits.sandboxes_per_key = number(args.max_sandboxes_per_key, limits.sandboxes);
-    limits.connections = number(args.max_connections, limits.connections);
-    limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
-    let max_sandboxes = limits.sandboxes;
     let interpreter = ServedInterpreter::new(local.clone()).await?;
     interpreter.requirements().add_to(&mut policy);
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
@@ -69,7 +60,7 @@ pub(crate) async fn perform(
         .interpreter(interpreter)
         .policy(policy)
         .extension("/mcp", mcp)
-        .limits(limits)
+        .limits(args.limits())
         .state_directory(state.server());
     for TemplateArg { name, backend } in &args.template {
         let opened = backend.open_served(local.clone(), HOME);
@@ -96,7 +87,36 @@ pub(crate) async fn perform(
         let service = tools::service(&args.tools, &state, &base).await;
         server = server.tools(service.usage()?);
     }
+    warn_about(&server, &args);
+    reclaim(&server, &args, &local).await;
+    let accepts_any_key = keys.is_empty() && principals.is_empty();
+    announce(server.address(), &url, accepts_any_key)?;
+    server.serve(cancellation).await.internal()?;
+    Ok(0)
+}
+
+impl ServeArgs {
+    /// Returns the backends of all templates.
+    fn backends(&self) -> impl Iterator<Item = &BackendArg> {
+        let templates = self.template.iter().map(|it| &it.backend);
+        templates.chain([&self.backend])
+    }
+
+    fn limits(&self) -> ServerLimits {
+        let mut limits = ServerLimits::default();
+        let number = |given: Option<u32>, default| given.map_or(default, |given| given as usize);
+        limits.sandboxes = number(self.max_sandboxes, limits.sandboxes);
+        limits.sandboxes_per_key = number(self.max_sandboxes_per_key, limits.sandboxes);
+        limits.connections = number(self.max_connections, limits.connections);
+        limits.lifetime = self.max_lifetime.unwrap_or(limits.lifetime);
+        limits
+    }
+}
+
+/// Warns about open files that do not suffice, and about records that are unreadable.
+fn warn_about(server: &Server, args: &ServeArgs) {
     let by_open_files = server.sandboxes_by_open_files();
+    let max_sandboxes = args.limits().sandboxes;
     if by_open_files < max_sandboxes {
         warn(&format!(
             "the limit of open files allows {by_open_files} sandboxes with a command each, fewer than the \
@@ -110,12 +130,16 @@ pub(crate) async fn perform(
             path.display()
         ));
     }
+}
+
+/// Removes what servers that were killed have left.
+async fn reclaim(server: &Server, args: &ServeArgs, local: &LocalBackend) {
     // Only servers use these directories, so what exists was left by a killed one.
     let reclaimed = match server.paused() {
         Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
         None => local.reclaim(Duration::ZERO).await,
     };
-    if backends.any(|it| !it.is_local())
+    if args.backends().any(|it| !it.is_local())
         && let Err(error) = backend::containers().reclaim().await
     {
         warn(&error.to_string());
@@ -123,10 +147,6 @@ pub(crate) async fn perform(
     for (path, error) in &reclaimed.failed {
         warn(&format!("{}: {error}", path.display()));
     }
-    let accepts_any_key = keys.is_empty() && principals.is_empty();
-    announce(server.address(), &url, accepts_any_key)?;
-    server.serve(cancellation).await.internal()?;
-    Ok(0)
 }
 
 /// Returns the address for clients on this machine.
