@@ -16,7 +16,7 @@ use super::print;
 use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::comparison;
-use crate::delivery::StoreTarget;
+use crate::delivery::{StoreArgs, StoreTarget};
 use crate::display::{Display, Paint};
 use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
@@ -53,45 +53,17 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             if json {
                 let (all, _) = state.runs().list().internal()?;
                 print(format!("{:#}\n", to_json(&state, &all, &run)))?;
-                return Ok(0);
+            } else if let Some(format) = format {
+                show_as(format, &state, run, (output.as_deref(), &store)).await?;
+            } else {
+                let events = state.runs().events(run.run).internal()?;
+                print(&match log {
+                    true => Display::log(&events, verbose),
+                    false => show(&state, &state.runs().list().internal()?.0, &run, &events),
+                })?;
             }
-            if let Some(format) = format {
-                if format == TranscriptFormat::Html
-                    && output.is_none()
-                    && io::stdout().is_terminal()
-                {
-                    let advice = "a page is for a browser: name its file with -o FILE";
-                    return Err(anyhow::anyhow!(advice)).usage();
-                }
-                let id = run.run;
-                let text =
-                    export::export(&state.runs(), run, format, &Default::default()).internal()?;
-                let Some(target) = output.as_deref().and_then(StoreTarget::of) else {
-                    return write(output.as_deref(), &text).map(|()| 0);
-                };
-                let store = store.open(&target).await.usage()?;
-                let name = format!("run.{}", format.extension());
-                let address = store.put_text(id, &name, text).await.internal()?;
-                print(format!("Wrote {}\n", for_decision(&address)))?;
-                return Ok(0);
-            }
-            let events = state.runs().events(run.run).internal()?;
-            print(&match log {
-                true => Display::log(&events, verbose),
-                false => show(&state, &state.runs().list().internal()?.0, &run, &events),
-            })?;
         }
-        RunsCommand::Diff { old, new } => {
-            let (old, new) = (state.find_run(&old).usage()?, state.find_run(&new).usage()?);
-            let store = state.runs();
-            let old_events = store.events(old.run).internal()?;
-            let new_events = store.events(new.run).internal()?;
-            let diff = comparison::diff((&old, &old_events), (&new, &new_events));
-            print(match diff.is_empty() {
-                true => "The runs do not differ.\n",
-                false => &diff,
-            })?;
-        }
+        RunsCommand::Diff { old, new } => diff(&state, &old, &new)?,
         RunsCommand::Export {
             run,
             directory,
@@ -99,20 +71,17 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             store,
         } => {
             let run = state.find_idle_run(&run).usage()?;
+            let copy = async |to: &Path| match journal {
+                true => copy_journal(&run, to).internal(),
+                false => export(&state, &run, to).await,
+            };
             let Some(target) = StoreTarget::of(&directory) else {
                 check_empty(&directory)?;
-                match journal {
-                    true => copy_journal(&run, &directory).internal()?,
-                    false => export(&state, &run, &directory).await?,
-                }
-                return Ok(0);
+                return copy(&directory).await.map(|()| 0);
             };
             let store = store.open(&target).await.usage()?;
             let staged = TempDir::with_prefix("cantle-export-").internal()?;
-            match journal {
-                true => copy_journal(&run, staged.path()).internal()?,
-                false => export(&state, &run, staged.path()).await?,
-            }
+            copy(staged.path()).await?;
             let stored = store.put_tree(run.run, staged.path()).await.internal()?;
             print(format!("Stored {}\n", plural(stored, "file", "files")))?;
         }
@@ -178,6 +147,28 @@ fn line(state: &StateDir, run: &KeptRun) -> String {
         plural(u64::from(run.turns), "turn", "turns"),
         workspace.map(size).unwrap_or_default(),
     )
+}
+
+/// Writes all of a run in a format: to a file, into a store, or to standard output.
+async fn show_as(
+    format: TranscriptFormat,
+    state: &StateDir,
+    run: KeptRun,
+    (output, store): (Option<&Path>, &StoreArgs),
+) -> Result<(), Failure> {
+    if format == TranscriptFormat::Html && output.is_none() && io::stdout().is_terminal() {
+        let advice = "a page is for a browser: name its file with -o FILE";
+        return Err(anyhow!(advice)).usage();
+    }
+    let id = run.run;
+    let text = export::export(&state.runs(), run, format, &Default::default()).internal()?;
+    let Some(target) = output.and_then(StoreTarget::of) else {
+        return write(output, &text);
+    };
+    let store = store.open(&target).await.usage()?;
+    let name = format!("run.{}", format.extension());
+    let address = store.put_text(id, &name, text).await.internal()?;
+    print(format!("Wrote {}\n", for_decision(&address)))
 }
 
 /// Writes an export to a file, or prints it.
@@ -281,6 +272,18 @@ fn to_json(state: &StateDir, all: &[KeptRun], run: &KeptRun) -> Value {
         "latest": seconds(run.latest),
         "directory": run.directory,
         "workspace_bytes": kept_sandbox::size_of_finished(run),
+    })
+}
+
+fn diff(state: &StateDir, old: &str, new: &str) -> Result<(), Failure> {
+    let (old, new) = (state.find_run(old).usage()?, state.find_run(new).usage()?);
+    let store = state.runs();
+    let old_events = store.events(old.run).internal()?;
+    let new_events = store.events(new.run).internal()?;
+    let diff = comparison::diff((&old, &old_events), (&new, &new_events));
+    print(match diff.is_empty() {
+        true => "The runs do not differ.\n",
+        false => &diff,
     })
 }
 
