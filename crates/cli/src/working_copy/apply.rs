@@ -167,27 +167,7 @@ impl WorkingCopy {
         self.sweep(changes);
         let removed = steps.iter().filter(|step| step.after.is_none());
         let removed: Vec<_> = removed.map(|step| step.path).collect();
-        let mut todo = Vec::new();
-        let mut conflicts = Vec::new();
-        for step in steps {
-            match step.check(&root) {
-                Ok(None) => {}
-                Ok(Some(checked)) => todo.push(checked),
-                Err(_) if changes.left_out.contains(step.path) => {}
-                Err(_) if is_file_and_directory(changes, step.path) => {
-                    let reason = "a file and a directory can't take each other's place";
-                    conflicts.push((step.path.to_owned(), reason.to_owned()));
-                }
-                Err(reason) => conflicts.push((step.path.to_owned(), format!("{reason:#}"))),
-            }
-        }
-        if !conflicts.is_empty() {
-            return Err(anyhow::Error::new(Conflicts {
-                origin: self.origin.clone(),
-                files: conflicts,
-                others: todo.len(),
-            }));
-        }
+        let todo = self.check_all(&root, changes, steps)?;
         let count = todo.len();
         let new = todo.iter().map(|checked| &checked.step);
         let new = new.filter(|step| step.after.is_some());
@@ -197,31 +177,7 @@ impl WorkingCopy {
             created: created.map(str::to_owned).collect(),
             staged: Vec::new(),
         };
-        // Only they may be removed again, also after a crash.
-        let noted = match staging.created.is_empty() {
-            true => Ok(()),
-            false => {
-                changes.created.extend(staging.created.iter().cloned());
-                self.write(changes)
-            }
-        };
-        let staged = noted
-            .and_then(|()| {
-                todo.into_iter().try_for_each(|checked| {
-                    let path = checked.step.path;
-                    let added = staging.add(self, checked);
-                    added.with_context(|| format!("failed to write {path}"))
-                })
-            })
-            .and_then(|()| {
-                let synced = sync_each(&staging.staged, |staged| staged.sync_content(&root));
-                synced.context("failed to write to the disk")
-            })
-            .and_then(|()| {
-                changes.status = during;
-                self.write(changes)
-            });
-        if let Err(error) = staged {
+        if let Err(error) = self.stage_all(&mut staging, changes, todo, during) {
             staging.undo();
             let origin = self.origin.display();
             return Err(error).with_context(|| format!("nothing was written to {origin}"));
@@ -239,6 +195,65 @@ impl WorkingCopy {
         }
         self.write(changes)?;
         Ok(count)
+    }
+
+    /// Returns the steps that are to be done.
+    ///
+    /// # Errors
+    /// [`Conflicts`], if a file is not as expected.
+    fn check_all<'c>(
+        &self,
+        root: &OwnedFd,
+        changes: &Changes,
+        steps: Vec<Step<'c>>,
+    ) -> anyhow::Result<Vec<Checked<'c>>> {
+        let mut todo = Vec::new();
+        let mut conflicts = Vec::new();
+        for step in steps {
+            match step.check(root) {
+                Ok(None) => {}
+                Ok(Some(checked)) => todo.push(checked),
+                Err(_) if changes.left_out.contains(step.path) => {}
+                Err(_) if is_file_and_directory(changes, step.path) => {
+                    let reason = "a file and a directory can't take each other's place";
+                    conflicts.push((step.path.to_owned(), reason.to_owned()));
+                }
+                Err(reason) => conflicts.push((step.path.to_owned(), format!("{reason:#}"))),
+            }
+        }
+        if !conflicts.is_empty() {
+            return Err(anyhow::Error::new(Conflicts {
+                origin: self.origin.clone(),
+                files: conflicts,
+                others: todo.len(),
+            }));
+        }
+        Ok(todo)
+    }
+
+    /// Writes all files under their temporary names, and then the status.
+    fn stage_all<'c>(
+        &self,
+        staging: &mut Staging<'_, 'c>,
+        changes: &mut Changes,
+        todo: Vec<Checked<'c>>,
+        during: Status,
+    ) -> anyhow::Result<()> {
+        // Only they may be removed again, also after a crash.
+        if !staging.created.is_empty() {
+            changes.created.extend(staging.created.iter().cloned());
+            self.write(changes)?;
+        }
+        for checked in todo {
+            let path = checked.step.path;
+            let added = staging.add(self, checked);
+            added.with_context(|| format!("failed to write {path}"))?;
+        }
+        let root = staging.root;
+        sync_each(&staging.staged, |staged| staged.sync_content(root))
+            .context("failed to write to the disk")?;
+        changes.status = during;
+        self.write(changes)
     }
 }
 
