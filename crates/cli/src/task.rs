@@ -111,6 +111,7 @@ impl Progress for ProgressLines {
 pub(crate) struct EndedRun {
     pub(crate) summary: Summary,
     code: Code,
+    is_resumed: bool,
     /// The changes to the directory that it worked on.
     changes: Option<Changes>,
     /// A step that failed at its end, and that resuming the run repeats.
@@ -123,6 +124,11 @@ impl EndedRun {
         let outcome = &self.summary.outcome;
         let has_finished = outcome.error.is_none() && outcome.undelivered.is_empty();
         has_finished.then_some(outcome.run)
+    }
+
+    fn fail(&mut self, problem: String) {
+        self.summary.problems.push(problem);
+        self.code = Code::Internal;
     }
 }
 
@@ -171,97 +177,114 @@ impl Task {
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
         let unsaved = self.unsaved_paths(&outcome);
         let is_unsaved = !unsaved.is_empty() || has_unsaved_files(&outcome, session);
-        let mut code = match is_unsaved || (is_given && !outcome.undelivered.is_empty()) {
+        let code = match is_unsaved || (is_given && !outcome.undelivered.is_empty()) {
             true => Code::Limit,
             false => Code::from(outcome.status()),
         };
-        let mut summary = Summary::new(outcome);
-        let outcome = &summary.outcome;
-        summary.problems.extend(self.hint(outcome));
+        let (run, hint) = (outcome.run, self.hint(&outcome));
+        let mut ended = EndedRun {
+            summary: Summary::new(outcome),
+            code,
+            is_resumed,
+            changes: None,
+            to_repeat: None,
+        };
+        ended.summary.problems.extend(hint);
         if let Some(error) = undelivered {
-            summary.problems.push(format!("{error:#}"));
-            code = Code::Internal;
+            ended.fail(format!("{error:#}"));
         }
-
-        let output_dir = self.output_dir.as_ref().map(|dir| dir.of(outcome.run));
-        let is_complete = outcome.error.is_none();
-        let has_result = is_given || !outcome.outputs.saved.is_empty();
-        let is_directory = self.store.is_none();
-        let sandbox = session.sandbox();
-        let outlives = sandbox.is_some_and(|it| it.info().survival != Survival::Nothing);
-        let finishes_again = self.is_resumable && outlives && outcome.finish.is_some();
-        let mut to_repeat = None;
-        if let Some(dir) = output_dir
-            .as_deref()
-            .filter(|_| is_complete && is_directory)
-        {
-            let written = match has_result {
-                true => result_file::write(outcome, dir),
-                false => Ok(()),
-            };
-            // The changes of a run on a directory are compared once.
-            if written.is_err() && finishes_again && self.workdir.is_none() {
-                to_repeat = Some("write it");
-            }
-            let removed = || match is_resumed {
-                true => Unfinished::remove(dir, outcome.run),
-                false => Ok(()),
-            };
-            if let Err(error) = written.and_then(|()| removed()) {
-                summary.problems.push(format!("{error:#}"));
-                code = Code::Internal;
-            }
-        }
-        if !is_complete || !outcome.undelivered.is_empty() {
-            let sandbox = session.sandbox().map(AsRef::as_ref);
-            // What can be resumed is kept as it is.
-            let to = output_dir
-                .as_deref()
-                .filter(|_| (is_given && is_directory) || !self.is_resumable);
-            summary.unfinished = Unfinished::save(outcome, sandbox, to, self.is_resumable).await;
-        }
+        self.write_result(&mut ended, session);
+        self.save_unfinished(&mut ended, session).await;
         if !unsaved.is_empty() {
             let names = join_up_to(MAX_NAMED, unsaved);
             let line = format!("Not saved, because there is no --output-dir: {names}");
-            summary.problems.push(line);
+            ended.summary.problems.push(line);
         }
-        if is_unsaved && self.keeps_sandbox_of(outcome.run) {
-            let run = outcome.run;
+        if is_unsaved && self.keeps_sandbox_of(run) {
             let line = format!("the files of its sandbox: cantle runs export {run} DIR");
-            summary.unfinished.kept.push(line);
+            ended.summary.unfinished.kept.push(line);
         }
-        let changes = match (&self.workdir, session.sandbox()) {
+        self.collect_changes(&mut ended, session).await;
+        let ignored = self.output_dir.as_ref().map_or(Ok(()), OutputDir::ignore);
+        let ignored = ignored.err().map(|error| format!("{error:#}"));
+        ended.summary.problems.extend(ignored);
+        Ok(ended)
+    }
+
+    /// Writes the result file of a run that has finished, and removes the files that it saved before, when it had not.
+    fn write_result(&self, ended: &mut EndedRun, session: &Session) {
+        let outcome = &ended.summary.outcome;
+        let (Some(output_dir), None, None) = (&self.output_dir, &self.store, &outcome.error) else {
+            return;
+        };
+        let directory = output_dir.of(outcome.run);
+        let has_result = output_dir.is_given() || !outcome.outputs.saved.is_empty();
+        let written = match has_result {
+            true => result_file::write(outcome, &directory),
+            false => Ok(()),
+        };
+        // The changes of a run on a directory are compared once.
+        if written.is_err() && self.finishes_again(outcome, session) && self.workdir.is_none() {
+            ended.to_repeat = Some("write it");
+        }
+        let removed = || match ended.is_resumed {
+            true => Unfinished::remove(&directory, outcome.run),
+            false => Ok(()),
+        };
+        if let Err(error) = written.and_then(|()| removed()) {
+            ended.fail(format!("{error:#}"));
+        }
+    }
+
+    /// Saves the parts of a run that has not finished, or whose files are not all delivered.
+    async fn save_unfinished(&self, ended: &mut EndedRun, session: &Session) {
+        if ended.finished().is_some() {
+            return;
+        }
+        let outcome = &ended.summary.outcome;
+        let sandbox = session.sandbox().map(AsRef::as_ref);
+        let is_directory = self.store.is_none();
+        // What can be resumed is kept as it is.
+        let to = self
+            .output_dir
+            .as_ref()
+            .filter(|dir| (dir.is_given() && is_directory) || !self.is_resumable)
+            .map(|dir| dir.of(outcome.run));
+        let saved = Unfinished::save(outcome, sandbox, to.as_deref(), self.is_resumable);
+        ended.summary.unfinished = saved.await;
+    }
+
+    /// Collects the changes in the working copy.
+    async fn collect_changes(&self, ended: &mut EndedRun, session: &Session) {
+        let outcome = &ended.summary.outcome;
+        let is_complete = outcome.error.is_none();
+        match (&self.workdir, session.sandbox()) {
             (Some(workdir), Some(sandbox)) if is_complete || !self.is_resumable => {
+                let finishes_again = self.finishes_again(outcome, session);
                 let collection = workdir
                     .copy
                     .collect(&**sandbox, is_complete, finishes_again);
-                let collected = collection.await;
-                collected
-                    .inspect_err(|error| {
-                        let problem = format!("the changes can't be compared: {error:#}");
-                        summary.problems.push(problem);
-                        code = Code::Internal;
-                        to_repeat = finishes_again.then_some("compare them");
-                    })
-                    .ok()
+                match collection.await {
+                    Ok(changes) => ended.changes = Some(changes),
+                    Err(error) => {
+                        ended.fail(format!("the changes can't be compared: {error:#}"));
+                        ended.to_repeat = finishes_again.then_some("compare them");
+                    }
+                }
             }
             (Some(_), _) if self.is_resumable => {
                 let line = format!("its changes so far: cantle runs apply {}", outcome.run);
-                summary.unfinished.kept.push(line);
-                None
+                ended.summary.unfinished.kept.push(line);
             }
-            _ => None,
-        };
-        let ignored = self.output_dir.as_ref().map_or(Ok(()), OutputDir::ignore);
-        summary
-            .problems
-            .extend(ignored.err().map(|error| format!("{error:#}")));
-        Ok(EndedRun {
-            summary,
-            code,
-            changes,
-            to_repeat,
-        })
+            _ => {}
+        }
+    }
+
+    /// Whether a run with this outcome finishes again when it is resumed.
+    fn finishes_again(&self, outcome: &Outcome, session: &Session) -> bool {
+        let sandbox = session.sandbox();
+        let outlives = sandbox.is_some_and(|it| it.info().survival != Survival::Nothing);
+        self.is_resumable && outlives && outcome.finish.is_some()
     }
 
     /// Copies the files of a run that has finished into the store, if there is one.
