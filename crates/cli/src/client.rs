@@ -1,6 +1,6 @@
 //! The client that answers a run's model calls: over HTTP, or from a recording.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,11 +19,57 @@ use cantle::core::content::MediaKind;
 use cantle::core::llm::{InputModalities, LlmClient, LlmError, ModelInfo};
 use cantle::core::secret::SecretText;
 
+use crate::args::RunArgs;
+use crate::config::{ModelSource, RunConfig};
 use crate::endpoint::Endpoint;
 use crate::environment::variable;
 use crate::provider::{Api, Provider};
 use crate::replay::{RecordHooks, ReplayHooks};
 use crate::settings::{ModelSettings, Switch};
+
+/// The client of a run, with the hooks that record or replay the results of its tools.
+pub(crate) struct RunClient {
+    pub(crate) llm: Arc<dyn LlmClient>,
+    pub(crate) limiter: RateLimiter,
+    pub(crate) record: Option<RecordHooks>,
+    pub(crate) replay: Option<ReplayHooks>,
+}
+
+impl RunClient {
+    /// Builds the client of a model, or of a recording.
+    ///
+    /// # Errors
+    /// Also if a budget of costs can't be enforced.
+    pub(crate) async fn open(config: &RunConfig, args: &RunArgs) -> anyhow::Result<Self> {
+        let settings = &config.settings.model;
+        let limiter = limiter(settings);
+        let (llm, record, replay) = match &config.model {
+            ModelSource::Endpoint(name, endpoint) => {
+                let client = connect(name, endpoint, settings, &limiter);
+                let client = Box::pin(client).await?;
+                check_cost_budget(args.budget.budget_usd, client.model())?;
+                let (llm, record) = match &args.record {
+                    Some(path) => recorded(client, endpoint, path)?,
+                    None => (client, None),
+                };
+                (llm, record, None)
+            }
+            ModelSource::Recording(path) => {
+                let json = fs::read(path);
+                let json = json.with_context(|| format!("failed to read {}", path.display()))?;
+                let replayed = replay(&json).with_context(|| path.display().to_string());
+                let (llm, hooks) = replayed?;
+                (llm, None, hooks)
+            }
+        };
+        Ok(Self {
+            llm,
+            limiter,
+            record,
+            replay,
+        })
+    }
+}
 
 /// Returns the rate limit that settings ask for.
 pub(crate) fn limiter(settings: &ModelSettings) -> RateLimiter {
@@ -67,11 +113,11 @@ pub(crate) async fn connect(
 }
 
 /// Wraps a client so that its calls are recorded, and returns the hooks that record tool results.
-pub(crate) fn recorded(
+fn recorded(
     client: Arc<dyn LlmClient>,
     endpoint: &Endpoint,
     path: &Path,
-) -> anyhow::Result<(Arc<dyn LlmClient>, RecordHooks)> {
+) -> anyhow::Result<(Arc<dyn LlmClient>, Option<RecordHooks>)> {
     let failed = || format!("failed to write the recording {}", path.display());
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -82,11 +128,11 @@ pub(crate) fn recorded(
     let file = options.open(path).with_context(failed)?;
     let recorder = Recorder::new(client, file, secrets.collect()).with_context(failed)?;
     let hooks = RecordHooks(recorder.results());
-    Ok((Arc::new(recorder), hooks))
+    Ok((Arc::new(recorder), Some(hooks)))
 }
 
 /// Builds a client that replays a recording, and returns the hooks that replay tool results, if it has any.
-pub(crate) fn replay(json: &[u8]) -> anyhow::Result<(Arc<dyn LlmClient>, Option<ReplayHooks>)> {
+fn replay(json: &[u8]) -> anyhow::Result<(Arc<dyn LlmClient>, Option<ReplayHooks>)> {
     let client = ReplayClient::from_jsonl(json)?;
     let hooks = client
         .replays_calls()

@@ -1,17 +1,21 @@
 //! `cantle run`: one task with a model.
 
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use cantle::agent::{
-    Agent, ResumeOptions, RunOptions, RunStore, Session, SessionOptions, UserDirectory,
+    Agent, AgentBuilder, ResumeOptions, RunOptions, RunStore, Session, SessionOptions,
+    UserDirectory,
 };
 use cantle::backends::local::LocalBackend;
 use cantle::core::content::Content;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
+use cantle::core::sandbox::Backend;
 use cantle::core::tool::ChannelUser;
+use cantle::python::PackageSet;
 use cantle::tools::user_input;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -23,8 +27,8 @@ use crate::approvals;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
 use crate::backend::BackendArg;
-use crate::client;
-use crate::config::{ModelSource, RunConfig};
+use crate::client::RunClient;
+use crate::config::RunConfig;
 use crate::delivery::{self, RunStores, StoreTarget};
 use crate::display::Display;
 use crate::earlier_run::EarlierRun;
@@ -120,46 +124,16 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
     config.policy.environment = args.variables.resolve(variables).usage()?;
     let task = task_text::read(args.task.as_deref(), &args.more).await;
     let task = images::with_images(task.usage()?, &args.image).usage()?;
-    let schema = args
-        .schema
-        .as_deref()
-        .map(task_text::read_schema)
-        .transpose()
-        .usage()?
-        .or_else(|| saved?.schema.clone());
-    let mut options = SessionOptions::default().budget(args.budget.into());
-    let (inputs, stored_inputs) = delivery::split_inputs(&args.inputs.input).usage()?;
-    options.input_files = inputs;
-    options.inputs.exclude.clone_from(&args.inputs.exclude);
-    options.inputs.include_ignored = args.inputs.no_ignore;
-    options.inputs.include_secrets = args.inputs.include_secrets;
-    let started_in = std::env::current_dir().unwrap_or_default();
-    let is_on_directory = args.workdir.workdir.is_some();
-    let output_dir = match is_on_directory && args.output_dir.is_none() {
-        // The changes are the result.
-        true => None,
-        false => OutputDir::find(args.output_dir.clone(), &started_in).usage()?,
-    };
-    if let Some(output_dir) = &output_dir {
-        output_dir.set_in(&mut options.runs);
-    }
-    options.runs.outputs = output_options(args, args.output_dir.as_deref());
-    options.skills.clone_from(&args.skills);
-    if let Some(path) = &args.history {
-        options.history = read(path)
-            .and_then(|json| history::from_json(&json).with_context(|| path.display().to_string()))
-            .usage()?;
-    }
+    let schema = args.schema.as_deref().map(task_text::read_schema);
+    let schema = schema.transpose().usage()?;
+    let schema = schema.or_else(|| saved?.schema.clone());
+    let (mut options, output_dir, stores) = session_options(args).usage()?;
     let sub_agents = args.sub_agents.as_deref().map(sub_agents::read);
-    let sub_agents = sub_agents
-        .transpose()
-        .usage()?
-        .or_else(|| Some(saved?.sub_agents.clone()))
-        .unwrap_or_default();
+    let sub_agents = sub_agents.transpose().usage()?;
+    let sub_agents = sub_agents.or_else(|| Some(saved?.sub_agents.clone()));
     let (channel, user) = TerminalUser::find().internal()?.unzip();
-    let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
-    let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
+    let workdir = Workdir::new(&args.workdir, &mut options).usage()?;
     if let Some(earlier) = &earlier {
         remarks.extend(earlier.set_aside().usage()?);
     }
@@ -170,76 +144,81 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         options.runs.user_directory = Some(UserDirectory::InPlace(directory));
         remarks.push(in_place.remark());
     }
-    let has_history = args.history.is_some() || earlier.is_some();
     let continues = earlier.as_ref().map(EarlierRun::id);
     let directory = args.workdir.workdir.as_deref().unwrap_or(Path::new("."));
     let servers = RunServers::find(args, directory, saved, &mut remarks).usage()?;
-    let delivered = match earlier {
-        Some(earlier) => {
-            let (remark, delivered) = earlier.add_to(&mut options).internal()?;
-            remarks.push(remark);
-            delivered
-        }
-        None => None,
-    };
-    if !args.inputs.no_agents_md && !has_history {
+    let mut delivered = None;
+    if let Some(earlier) = earlier {
+        let (remark, directory) = earlier.add_to(&mut options).internal()?;
+        remarks.push(remark);
+        delivered = directory;
+    }
+    if !args.inputs.no_agents_md && args.history.is_none() && continues.is_none() {
         let notes = agents_md::find(directory, args.settings.trusts_directory());
         let instructions = &mut config.settings.system_prompt;
         let added = |notes: ProjectNotes| notes.add_to(instructions, &mut options.history);
         remarks.extend(notes.usage()?.map(added));
     }
-    if !args.no_keep {
-        match StateDir::find().map(|state| (state.backend(), state)) {
-            Ok((Err(error), state)) if !state.is_explicit() => {
-                remarks.push(format!("This run can't be resumed: {error:#}"));
-            }
-            Ok((backend, state)) => {
-                let asks_user = user.is_some();
-                let copy = workdir.as_ref().map(|it| &it.copy);
-                let directories = (copy, in_place.as_ref());
-                let saved = SavedSettings::new(
-                    &config,
-                    args,
-                    schema.as_ref(),
-                    directories,
-                    asks_user,
-                    &sub_agents,
-                    (continues, servers.directory.as_deref()),
-                );
-                let saved = saved.and_then(|saved| saved.to_value()).usage()?;
-                local = backend.usage()?;
-                options = options.kept_in(state.runs(), saved);
-                if let Some(workdir) = &mut workdir {
-                    workdir.is_kept = true;
-                }
-            }
-            Err(error) => remarks.push(format!("This run can't be resumed: {error}")),
-        }
-    }
-    let definition = Definition {
+    let mut definition = Definition {
+        args,
+        task,
+        output_dir,
+        workdir,
+        in_place,
+        delivered,
+        remarks,
         config,
         schema,
         approve: args.approve.as_deref(),
-        local,
+        local: LocalBackend::new(),
         asks_user: user.is_some(),
         extra_tools: None,
-        sub_agents,
+        sub_agents: sub_agents.unwrap_or_default(),
         servers,
         channel,
         user,
-        stores: RunStores {
-            args: args.store.clone(),
-            target: args.output_dir.as_deref().and_then(StoreTarget::of),
-            inputs: stored_inputs,
-        },
+        stores,
     };
-    let start = Start::New(Box::new(options));
-    let target = (output_dir, workdir, in_place);
-    let mut prepared = definition
-        .prepare(args, start, task, target, remarks)
-        .await?;
-    prepared.delivered = delivered;
-    Ok(prepared)
+    if !args.no_keep {
+        let remark = definition.keep(&mut options, continues)?;
+        definition.remarks.extend(remark);
+    }
+    definition.prepare(Start::New(Box::new(options))).await
+}
+
+/// Returns the options of a new session, the output directory and the stores.
+fn session_options(
+    args: &RunArgs,
+) -> anyhow::Result<(SessionOptions, Option<OutputDir>, RunStores)> {
+    let mut options = SessionOptions::default().budget(args.budget.into());
+    let (inputs, stored_inputs) = delivery::split_inputs(&args.inputs.input)?;
+    options.input_files = inputs;
+    options.inputs.exclude.clone_from(&args.inputs.exclude);
+    options.inputs.include_ignored = args.inputs.no_ignore;
+    options.inputs.include_secrets = args.inputs.include_secrets;
+    let started_in = std::env::current_dir().unwrap_or_default();
+    let output_dir = match args.workdir.workdir.is_some() && args.output_dir.is_none() {
+        // The changes are the result.
+        true => None,
+        false => OutputDir::find(args.output_dir.clone(), &started_in)?,
+    };
+    if let Some(output_dir) = &output_dir {
+        output_dir.set_in(&mut options.runs);
+    }
+    options.runs.outputs = output_options(args, args.output_dir.as_deref());
+    options.skills.clone_from(&args.skills);
+    if let Some(path) = &args.history {
+        let json = std::fs::read(path);
+        let json = json.with_context(|| format!("failed to read {}", path.display()))?;
+        let history = history::from_json(&json);
+        options.history = history.with_context(|| path.display().to_string())?;
+    }
+    let stores = RunStores {
+        args: args.store.clone(),
+        target: args.output_dir.as_deref().and_then(StoreTarget::of),
+        inputs: stored_inputs,
+    };
+    Ok((options, output_dir, stores))
 }
 
 async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
@@ -257,11 +236,8 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         true => None,
         false => OutputDir::find(given, &saved.started_in).usage()?,
     };
-    let workdir = Workdir::resumed(
-        &args.workdir,
-        saved.working_copy.clone(),
-        args.fresh_sandbox,
-    );
+    let copy = saved.working_copy.clone();
+    let workdir = Workdir::resumed(&args.workdir, copy, args.fresh_sandbox);
     let workdir = workdir.usage()?;
     let mut options = ResumeOptions::default().budget(args.budget.into());
     let saved_in = output_dir.as_ref().map(|dir| dir.of(kept.run));
@@ -287,6 +263,13 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
     config.policy.environment = args.variables.resolve(&saved.variables).usage()?;
     let servers = RunServers::of_resumed(&saved, args).usage()?;
     let definition = Definition {
+        args,
+        task: kept.task.into(),
+        output_dir,
+        workdir,
+        in_place,
+        delivered: None,
+        remarks: Vec::new(),
         config,
         schema: saved.schema.clone(),
         approve: args.approve.as_deref().or(saved.approve.as_deref()),
@@ -308,13 +291,18 @@ async fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failu
         run: kept.run,
         options: Box::new(options),
     };
-    let target = (output_dir, workdir, in_place);
-    let prepared = definition.prepare(args, start, kept.task.into(), target, Vec::new());
-    prepared.await
+    definition.prepare(start).await
 }
 
-/// The parts that define the agent of a run.
+/// The parts of a run, before its agent is built from them.
 struct Definition<'a> {
+    args: &'a RunArgs,
+    task: Content,
+    output_dir: Option<OutputDir>,
+    workdir: Option<Workdir>,
+    in_place: Option<InPlace>,
+    delivered: Option<TempDir>,
+    remarks: Vec<String>,
     config: RunConfig,
     schema: Option<Value>,
     approve: Option<&'a str>,
@@ -332,60 +320,110 @@ struct Definition<'a> {
 }
 
 impl Definition<'_> {
-    async fn prepare(
-        mut self,
-        args: &RunArgs,
-        mut start: Start,
-        task: Content,
-        (output_dir, workdir, in_place): (Option<OutputDir>, Option<Workdir>, Option<InPlace>),
-        mut remarks: Vec<String>,
-    ) -> Result<PreparedRun, Failure> {
-        let mut config = self.config;
-        if let Some(in_place) = &in_place {
-            let backend = config.settings.sandbox.backend.as_ref();
-            in_place.add_to(&mut config.policy, backend).usage()?;
+    /// Has a new run kept, or returns a remark that it can't be.
+    fn keep(
+        &mut self,
+        options: &mut SessionOptions,
+        continues: Option<RunId>,
+    ) -> Result<Option<String>, Failure> {
+        let (backend, state) = match StateDir::find().map(|state| (state.backend(), state)) {
+            Ok((Err(error), state)) if !state.is_explicit() => {
+                return Ok(Some(format!("This run can't be resumed: {error:#}")));
+            }
+            Ok(found) => found,
+            Err(error) => return Ok(Some(format!("This run can't be resumed: {error}"))),
+        };
+        let copy = self.workdir.as_ref().map(|it| &it.copy);
+        let saved = SavedSettings::new(
+            &self.config,
+            self.args,
+            self.schema.as_ref(),
+            (copy, self.in_place.as_ref()),
+            self.asks_user,
+            &self.sub_agents,
+            (continues, self.servers.directory.as_deref()),
+        );
+        options.note = saved.and_then(|saved| saved.to_value()).usage()?;
+        self.local = backend.usage()?;
+        options.store = Some(state.runs());
+        if let Some(workdir) = &mut self.workdir {
+            workdir.is_kept = true;
         }
-        let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
-        remarks.extend(model.withheld_key_remark());
+        Ok(None)
+    }
+
+    /// Builds the agent.
+    async fn prepare(mut self, mut start: Start) -> Result<PreparedRun, Failure> {
+        if let Some(in_place) = &self.in_place {
+            let backend = self.config.settings.sandbox.backend.as_ref();
+            in_place.add_to(&mut self.config.policy, backend).usage()?;
+        }
+        let config = &self.config;
+        let (settings, policy) = (&config.settings, &config.policy);
+        self.remarks.extend(config.model.withheld_key_remark());
+        start.runs_mut().outputs.max_file_bytes = policy.limits.disk_bytes;
+        let (backend, local) = (settings.sandbox.backend.clone(), self.local.clone());
+        let backend = backend.unwrap_or_default();
+        let opened = (&backend, backend.open(local).usage()?);
+        let prepared = packages::prepare(&settings.packages, &config.layers, opened, policy, None);
+        let (packages, backend) = prepared.await?;
+        let mut client = RunClient::open(config, self.args).await.usage()?;
+        images::check(&self.task, client.llm.model()).usage()?;
+        let with = (&backend, packages.as_ref());
+        let agent = self.agent(&mut client, with, &mut start).await?;
         let is_resumable = match &start {
             Start::New(options) => options.store.is_some(),
             Start::Resume { .. } => true,
         };
-        start.runs_mut().outputs.max_file_bytes = policy.limits.disk_bytes;
-        let backend = settings.sandbox.backend.clone().unwrap_or_default();
-        let opened = backend.open(self.local).usage()?;
-        let layers = &config.layers;
-        let prepared =
-            packages::prepare(&settings.packages, layers, (&backend, opened), policy, None);
-        let (packages, backend) = prepared.await?;
-        let packages = packages.as_ref();
-        let limiter = client::limiter(&settings.model);
-        let (client, record, replay) = match model {
-            ModelSource::Endpoint(name, endpoint) => {
-                let client = client::connect(name, endpoint, &settings.model, &limiter);
-                let client = Box::pin(client).await.usage()?;
-                client::check_cost_budget(args.budget.budget_usd, client.model()).usage()?;
-                match &args.record {
-                    Some(path) => {
-                        let (client, hooks) = client::recorded(client, endpoint, path).usage()?;
-                        (client, Some(hooks), None)
-                    }
-                    None => (client, None, None),
-                }
-            }
-            ModelSource::Recording(path) => {
-                let client = read(path).and_then(|json| {
-                    client::replay(&json).with_context(|| path.display().to_string())
-                });
-                let (client, hooks) = client.usage()?;
-                (client, None, hooks)
-            }
-        };
-        images::check(&task, client.model()).usage()?;
-        let for_model = || ExtraTools::for_model(model, client.model(), settings);
+        let config = &self.config;
+        let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
+        let result_as_json = self.schema.is_some();
+        let is_local = matches!(settings.sandbox.backend, None | Some(BackendArg::Local));
+        let replay = client.replay;
+        // Of a run on a directory, the changes are the result; a recording has no answer to another task.
+        let keeps_sandbox = is_resumable && is_local && self.workdir.is_none() && replay.is_none();
+        let retention = keeps_sandbox.then(|| settings.keep.retention());
+        let telemetry =
+            RunTelemetry::new(self.args.otlp.as_deref(), model, &policy.environment).usage()?;
+        Ok(PreparedRun {
+            agent: agent::complete(agent, backend, policy.clone(), settings, self.schema)
+                .usage()?,
+            start,
+            task: Task {
+                content: self.task,
+                output_dir: self.output_dir,
+                workdir: self.workdir,
+                in_place: self.in_place,
+                key_advice: model.key_advice(),
+                is_resumable,
+                retention,
+                result_as_json,
+                replay,
+                telemetry,
+                verbose: self.args.display.verbose,
+                store: None,
+            },
+            display: self.args.display,
+            remarks: self.remarks,
+            user: self.user,
+            delivered: self.delivered,
+            stores: self.stores,
+        })
+    }
+
+    /// Returns the agent, without the tools and settings that every agent has.
+    async fn agent(
+        &mut self,
+        client: &mut RunClient,
+        (backend, packages): (&Arc<dyn Backend>, Option<&PackageSet>),
+        start: &mut Start,
+    ) -> Result<AgentBuilder, Failure> {
+        let config = &self.config;
+        let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
+        let for_model = || ExtraTools::for_model(model, client.llm.model(), settings);
         let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
-        let mut agent = Agent::builder(agent::NAME, Arc::clone(&client));
-        if let Some(replay) = &replay {
+        let mut agent = Agent::builder(agent::NAME, Arc::clone(&client.llm));
+        if let Some(replay) = &client.replay {
             // The user's answers are in the recording, and its time has no meaning now.
             self.asks_user = replay.was_offered(USER_INPUT);
             extra_tools = ExtraTools::recorded(|tool| replay.was_offered(tool));
@@ -399,15 +437,15 @@ impl Definition<'_> {
             let approvals = approvals::read(self.approve).usage()?;
             approvals::check_can_ask(&approvals, self.user.is_some()).usage()?;
             let caller = Caller {
-                config: &config,
-                client: &client,
-                limiter: &limiter,
-                backend: &backend,
+                config,
+                client: &client.llm,
+                limiter: &client.limiter,
+                backend,
                 packages,
                 approvals: &approvals,
                 user: self.channel.as_ref(),
-                budget_usd: args.budget.budget_usd,
-                in_place: in_place.is_some(),
+                budget_usd: self.args.budget.budget_usd,
+                in_place: self.in_place.is_some(),
             };
             let mut web = extra_tools.web;
             for table in &self.sub_agents {
@@ -416,66 +454,35 @@ impl Definition<'_> {
                 let (sub_agent, of_sub_agent) = built.usage()?;
                 (agent, web) = (agent.sub_agent(sub_agent), web.max(of_sub_agent));
             }
-            remarks.extend(web.notice().map(str::to_owned));
+            self.remarks.extend(web.notice().map(str::to_owned));
             agent = agent.approvals(approvals);
-            if let Some(channel) = self.channel {
+            if let Some(channel) = self.channel.take() {
                 agent = agent.user(channel);
             }
-            if let Some(record) = record {
+            if let Some(record) = client.record.take() {
                 agent = agent.hooks(record);
             }
         }
         if self.asks_user {
             agent = agent.tool(user_input());
         }
-        let is_replay = replay.is_some();
-        let source = &settings.packages.source;
-        let servers = self.servers;
-        let tools = servers.tools(source, layers, in_place.as_ref(), is_replay);
+        let is_replay = client.replay.is_some();
+        let (servers, source) = (mem::take(&mut self.servers), &settings.packages.source);
+        let tools = servers.tools(source, &config.layers, self.in_place.as_ref(), is_replay);
         if let Some(tools) = tools.usage()? {
             agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let has_python = extra_tools.python || !self.sub_agents.is_empty();
         packages::check_used(packages, has_python).usage()?;
-        let with_tools = extra_tools.add_to(agent, &backend, policy, packages, settings, is_replay);
+        let with_tools = extra_tools.add_to(agent, backend, policy, packages, settings, is_replay);
         agent = with_tools.usage()?;
-        if let Start::New(options) = &mut start
+        if let Start::New(options) = start
             && let Some(saved) = options.note.as_object_mut()
         {
             let extra_tools = serde_json::to_value(extra_tools).internal()?;
             saved.insert("offers".to_owned(), extra_tools);
         }
-        let result_as_json = self.schema.is_some();
-        let is_local = matches!(settings.sandbox.backend, None | Some(BackendArg::Local));
-        // Of a run on a directory, the changes are the result; a recording has no answer to another task.
-        let keeps_sandbox = is_resumable && is_local && workdir.is_none() && replay.is_none();
-        let retention = keeps_sandbox.then(|| settings.keep.retention());
-        let variables = &policy.environment;
-        let telemetry = RunTelemetry::new(args.otlp.as_deref(), model, variables).usage()?;
-        Ok(PreparedRun {
-            agent: agent::complete(agent, backend, policy.clone(), settings, self.schema)
-                .usage()?,
-            start,
-            task: Task {
-                content: task,
-                output_dir,
-                workdir,
-                in_place,
-                key_advice: model.key_advice(),
-                is_resumable,
-                retention,
-                result_as_json,
-                replay,
-                telemetry,
-                verbose: args.display.verbose,
-                store: None,
-            },
-            display: args.display,
-            remarks,
-            user: self.user,
-            delivered: None,
-            stores: self.stores,
-        })
+        Ok(agent)
     }
 }
 
@@ -585,8 +592,4 @@ async fn begin(task: &Task, session: &Session) -> Result<(), Failure> {
         Some(OutputDir::Given(output_dir)) => result_file::put_aside(output_dir),
         _ => Ok(()),
     }
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))
 }
