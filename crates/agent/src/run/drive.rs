@@ -362,9 +362,7 @@ impl Driver {
         tokio::pin!(deadline);
         self.calls_token.cancel();
         // Waiting calls were refused before the others end.
-        while let Some(event) = self.machine.next_event() {
-            self.scope.hub.emit(event);
-        }
+        self.emit_pending();
         loop {
             let joined = tokio::select! {
                 joined = self.tasks.join_next() => joined,
@@ -483,6 +481,13 @@ impl Driver {
         }
         self.machine.apply(fact);
         Ok(())
+    }
+
+    /// Emits the events that precede the next other action.
+    pub(super) fn emit_pending(&mut self) {
+        while let Some(event) = self.machine.next_event() {
+            self.scope.hub.emit(event);
+        }
     }
 
     /// Waits until the recorded facts are on disk.

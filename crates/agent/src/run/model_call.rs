@@ -108,6 +108,8 @@ impl Driver {
         }
         self.commit().await?;
         self.scope.hub.emit(EventKind::TurnStarted { turn });
+        // The model is warned of an exhausted budget before it answers.
+        self.emit_pending();
         let messages = self.machine.messages().to_vec();
         let request = ChatRequest::new(messages, self.resources.tools.specs().clone());
         let fact = match self.call(request, true).await? {

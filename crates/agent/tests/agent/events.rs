@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use cantle_agent::{
-    Agent, Approvals, ConsoleLogger, Permission, ResumeOptions, RunStore, SessionOptions, SubAgent,
+    Agent, Approvals, Budget, ConsoleLogger, Permission, ResumeOptions, RunStore, SessionOptions,
+    SubAgent,
 };
 use cantle_backends_local::LocalBackend;
 use cantle_core::event::{Event, EventKind, RunStatus};
@@ -193,6 +194,26 @@ async fn attempts_are_numbered_by_model_call() {
     assert_eq!(attempts.collect::<Vec<_>>(), [2, 3, 2, 3, 2]);
     let kept = store.events(outcome.run).unwrap();
     assert_eq!(comparable(&events), comparable(&kept));
+}
+
+#[tokio::test]
+async fn a_warning_before_the_first_answer_is_an_event_before_it() {
+    let client = Scripted::new(|_, _| finish("done"));
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let options = SessionOptions::default()
+        .budget(Budget::default().tool_calls(0))
+        .kept_in(store.clone(), json!({}));
+    let agent = agent(&client).build().unwrap();
+    let session = agent.session(options).await.unwrap();
+    let (events, outcome) = watch(session.run("the task").unwrap()).await;
+    session.close().await.unwrap();
+    let kept = store.events(outcome.run).unwrap();
+    assert_eq!(comparable(&events), comparable(&kept));
+    let kinds = comparable(&kept);
+    let mut kinds = kinds.iter().map(|event| event["event"].as_str().unwrap());
+    assert!(kinds.any(|kind| kind == "user_message"));
+    assert!(kinds.any(|kind| kind == "model_answered"));
 }
 
 #[tokio::test]
