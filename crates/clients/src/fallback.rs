@@ -1,11 +1,12 @@
 //! Fallback to another model.
 //!
 //! The next model is called if the previous one or its provider is at fault: rate limit, server
-//! failure, connection failure, unknown model, missing permission. Errors of the request itself would
-//! recur with every model, and the agent's loop handles context overflows. A model other than the last
-//! one has 10 seconds after its first failure for [retries](crate::retry). Models that share configured
-//! rate limits need a [limiter](crate::limit::RateLimiter::for_other_model) each, or a rate limit error of
-//! one also delays the next.
+//! failure, connection failure, unknown model, missing permission, content that the model does not
+//! support. Errors of the request itself would recur with every model, and the agent's loop handles
+//! context overflows. A model other than the last one has 10 seconds after its first failure for
+//! [retries](crate::retry). Models that share configured rate limits need a
+//! [limiter](crate::limit::RateLimiter::for_other_model) each, or a rate limit error of one also delays
+//! the next.
 //!
 //! A turn of another model names it in [`TurnEnd::served_by`], and the next turn starts with the first
 //! model again. Histories with provider-specific content, such as signed reasoning, cannot be continued
@@ -139,8 +140,8 @@ impl FallbackCall {
 
 /// Returns whether another model may succeed.
 fn allows_fallback(kind: LlmErrorKind) -> bool {
-    use LlmErrorKind::{NotFound, Permission, Tls};
-    kind.is_transient() || matches!(kind, NotFound | Permission | Tls)
+    use LlmErrorKind::{NotFound, Permission, Tls, Unsupported};
+    kind.is_transient() || matches!(kind, NotFound | Permission | Tls | Unsupported)
 }
 
 #[cfg(test)]
@@ -187,6 +188,7 @@ mod tests {
             LlmErrorKind::NotFound,
             LlmErrorKind::Permission,
             LlmErrorKind::Tls,
+            LlmErrorKind::Unsupported,
         ] {
             let second = ScriptedClient::new("two", |_| vec![done()]);
             let (events, error) = call([failing("one", kind), second]).await;
@@ -251,7 +253,6 @@ mod tests {
         for kind in [
             LlmErrorKind::ContextOverflow,
             LlmErrorKind::InvalidRequest,
-            LlmErrorKind::Unsupported,
             LlmErrorKind::Authentication,
         ] {
             let second = ScriptedClient::new("two", |_| vec![done()]);
