@@ -175,8 +175,8 @@ impl Driver {
                 self.stop_calls("The run was cancelled").await
             }
             joined = self.tasks.join_next() => match joined {
-                Some(Ok((index, event))) => {
-                    self.call_task_ended(index, event)?;
+                Some(Ok((index, result))) => {
+                    self.call_task_ended(index, result)?;
                     // Time can run out just before the timer below does.
                     if !is_last_turn && self.machine.is_last_turn() {
                         self.stop_calls("The run's time was over").await?;
@@ -201,8 +201,8 @@ impl Driver {
         }
     }
 
-    fn call_task_ended(&mut self, index: usize, event: CallTaskResult) -> Result<(), RunError> {
-        match event {
+    fn call_task_ended(&mut self, index: usize, result: CallTaskResult) -> Result<(), RunError> {
+        match result {
             CallTaskResult::Finished(outcome) => self.finish_call(index, outcome),
             CallTaskResult::HookFailed(error) => Err(error),
             CallTaskResult::Decided(decision, standing) => {
@@ -245,11 +245,11 @@ impl Driver {
         self.calls.insert(index, call);
         self.tasks.spawn(async move {
             let decided = approve::decide(&scope, &resources, &request, &cancellation).await;
-            let event = match decided {
+            let result = match decided {
                 Ok((decision, standing)) => CallTaskResult::Decided(decision, standing),
                 Err(error) => CallTaskResult::HookFailed(error),
             };
-            (index, event)
+            (index, result)
         });
         Ok(())
     }
@@ -305,7 +305,7 @@ impl Driver {
         let executed = running.clone().execute(scope, resources, cx);
         self.calls.insert(index, running);
         let task = async move {
-            let event = match executed.await {
+            let result = match executed.await {
                 Ok(outcome) => {
                     if !outcome.success {
                         spans::failed(&Span::current(), &"tool_error");
@@ -317,7 +317,7 @@ impl Driver {
                     CallTaskResult::HookFailed(error)
                 }
             };
-            (index, event)
+            (index, result)
         };
         self.tasks.spawn(task.instrument(span));
     }
@@ -368,12 +368,12 @@ impl Driver {
                 joined = self.tasks.join_next() => joined,
                 () = &mut deadline => break,
             };
-            let (index, event) = match joined {
+            let (index, result) = match joined {
                 Some(Ok(joined)) => joined,
                 Some(Err(_)) => continue,
                 None => break,
             };
-            let outcome = match event {
+            let outcome = match result {
                 CallTaskResult::Finished(outcome) => outcome,
                 CallTaskResult::Decided(..) => self.not_begun(reason),
                 // It is abandoned below, with what the sub-agent used.
