@@ -30,13 +30,9 @@ const KEY_PHRASES: [&str; 3] = [
     "incorrect api key",
 ];
 
-/// Parts of messages with status 500 about a model for which the server has no memory, in lower case.
-const MEMORY_PHRASES: [&str; 2] = [
-    // Ollama.
-    "model requires more system memory",
-    // Ollama and llama.cpp: `cudaMalloc failed: out of memory`.
-    ": out of memory",
-];
+/// Part of Ollama's message with status 500 about a model that is too large for the machine, in lower case. Other lack of
+/// memory, such as `cudaMalloc failed: out of memory`, may pass.
+const TOO_LARGE: &str = "model requires more system memory";
 
 /// Parts of messages with status 500 of llama.cpp about a model that takes text only, in lower case.
 const MEDIA_PHRASES: [&str; 2] = [
@@ -395,7 +391,7 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
         Some(404 | 405 | 410) => LlmErrorKind::NotFound,
         Some(408) => LlmErrorKind::Timeout,
         Some(501) => LlmErrorKind::Unsupported,
-        Some(500) if is_missing || has_phrase(&MEMORY_PHRASES) => LlmErrorKind::NotFound,
+        Some(500) if is_missing || message.contains(TOO_LARGE) => LlmErrorKind::NotFound,
         Some(500) if has_phrase(&MEDIA_PHRASES) => LlmErrorKind::Unsupported,
         // 409 is a lock held by another request; OpenAI's own clients retry it. Groq sends 498 if it has no
         // capacity: https://console.groq.com/docs/errors

@@ -111,7 +111,7 @@ fn refused_keys_and_lasting_failures_are_recognized_by_their_messages() {
         ),
         (500, missing, LlmErrorKind::NotFound),
         (500, unloaded, LlmErrorKind::NotFound),
-        (500, allocation, LlmErrorKind::NotFound),
+        (500, allocation, LlmErrorKind::Server),
         (500, image, LlmErrorKind::Unsupported),
         (500, "The model failed.", LlmErrorKind::Server),
         (503, unloaded, LlmErrorKind::Server),
