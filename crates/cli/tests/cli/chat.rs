@@ -181,7 +181,7 @@ async fn messages_share_the_conversation_and_the_sandbox() {
 #[tokio::test]
 async fn interrupt_cancels_the_message_and_the_conversation_goes_on() {
     let script = Script::new()
-        .turn(command("echo begun; sleep 1000"))
+        .turn(command("echo be''gun; sleep 1000"))
         .turn(finish("Went on.", &[]));
     let (server, env) = served(script).await;
     let Some(mut chat) = Terminal::chat(&env, "Wait") else {
@@ -256,7 +256,8 @@ async fn the_editor_completes_commands_and_takes_several_lines() {
 #[tokio::test]
 async fn interrupting_twice_leaves_and_says_how_to_go_on() {
     let script = Script::new()
-        .turn(command("trap '' TERM; echo begun; sleep 1000"))
+        // The command as it is displayed does not contain what it prints.
+        .turn(command("trap '' TERM; echo be''gun; sleep 1000"))
         .turn(finish("Went on.", &[]));
     let (server, env) = served(script).await;
     let Some(mut chat) = Terminal::chat(&env, "'Wait for it'") else {
