@@ -16,6 +16,7 @@ use cantle::python::{Interpreter, PythonTool};
 use cantle::tools::CodeExec;
 use cantle_server::{ExtensionClient, SandboxPlace};
 use futures_util::StreamExt as _;
+use parking_lot::Mutex as SyncMutex;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -73,6 +74,8 @@ struct Opened {
     sandbox: Arc<dyn Sandbox>,
     commands: CodeExec,
     python: DynTool,
+    /// When a call began last, or was last seen to run.
+    used: SyncMutex<Instant>,
     _place: Option<SandboxPlace>,
 }
 
@@ -228,7 +231,10 @@ impl SandboxTools {
     async fn opened(&self, run: RunId) -> Result<Arc<Opened>, ToolError> {
         let mut state = self.0.state.lock().await;
         match &*state {
-            State::Open(opened) => return Ok(Arc::clone(opened)),
+            State::Open(opened) => {
+                *opened.used.lock() = Instant::now();
+                return Ok(Arc::clone(opened));
+            }
             State::Closed => return Err(ToolError::failed("The sandbox is closed.")),
             State::Expired => {
                 *state = State::Unopened;
@@ -251,6 +257,7 @@ impl SandboxTools {
             python: tool_in(&self.0.python, &sandbox, run).await?,
             commands: self.0.commands.clone(),
             sandbox,
+            used: SyncMutex::new(Instant::now()),
             _place: place,
         });
         *state = State::Open(Arc::clone(&opened));
@@ -264,7 +271,6 @@ impl SandboxTools {
 
 /// Closes a sandbox that no call has used for the time `idle`.
 async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>, idle: Duration) {
-    let mut used = Instant::now();
     loop {
         tokio::time::sleep(idle.min(IDLE_CHECK)).await;
         let Some(tools) = tools.upgrade() else {
@@ -276,8 +282,11 @@ async fn close_when_idle(tools: Weak<Inner>, opened: Weak<Opened>, idle: Duratio
         };
         // This function, the state and each call.
         if Arc::strong_count(&opened) > 2 {
-            used = Instant::now();
-        } else if used.elapsed() >= idle {
+            *opened.used.lock() = Instant::now();
+            continue;
+        }
+        let unused = opened.used.lock().elapsed();
+        if unused >= idle {
             *state = State::Expired;
             // Whatever remains is removed when a server starts.
             let _ = opened.sandbox.close().await;

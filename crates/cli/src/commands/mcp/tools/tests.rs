@@ -41,6 +41,25 @@ async fn unused_sandbox_is_closed_and_the_next_call_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_call_is_a_use_of_the_sandbox() {
+    let backend = Arc::new(LocalBackend::new());
+    let tools = SandboxTools::new(backend, Policy::workspace(), None, None);
+    let mut latest = None;
+    for _ in 0..3 {
+        // Too short to be seen running.
+        call(&tools, "list_files", json!({})).await.unwrap();
+        let state = tools.0.state.lock().await;
+        let State::Open(opened) = &*state else {
+            panic!("the sandbox is not open");
+        };
+        let used = Some(*opened.used.lock());
+        assert!(used > latest, "{used:?} after {latest:?}");
+        latest = used;
+    }
+    tools.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_range_after_the_end_of_a_file_is_reported() {
     let backend = Arc::new(LocalBackend::new());
     let tools = SandboxTools::new(backend, Policy::workspace(), None, None);
