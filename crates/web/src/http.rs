@@ -22,6 +22,13 @@ const MAX_TYPE_NAME_BYTES: usize = 127;
 /// Maximum number of characters of an unknown encoding that are shown.
 const MAX_SHOWN_CHARS: usize = 40;
 
+/// Headers of Cloudflare and of AWS WAF, whose challenges have also the statuses 202 and 405.
+const CHALLENGES: [(&str, &str); 3] = [
+    ("cf-mitigated", "challenge"),
+    ("x-amzn-waf-action", "captcha"),
+    ("x-amzn-waf-action", "challenge"),
+];
+
 const USER_AGENT: &str = concat!(
     "Mozilla/5.0 (compatible; Cantle/",
     env!("CARGO_PKG_VERSION"),
@@ -91,8 +98,8 @@ pub(crate) fn request_error(host: &str, error: reqwest::Error) -> WebError {
 /// Returns the error of a response that is not a success; `Ok` for one that is.
 pub(crate) fn check_status(host: &str, response: &Response) -> Result<(), WebError> {
     let (status, headers) = (response.status(), response.headers());
-    let mitigation = headers.get("cf-mitigated");
-    if mitigation.is_some_and(|it| it == "challenge") {
+    let has = |(name, value): &(&str, &str)| headers.get(*name).is_some_and(|it| it == *value);
+    if CHALLENGES.iter().any(has) {
         let message = format!("`{host}` asks for proof that the visitor is a person (a captcha)");
         let advice = "The page can't be read this way: use another source.";
         return Err(WebError::new(WebErrorKind::Challenge, message, advice));

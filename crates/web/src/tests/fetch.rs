@@ -319,6 +319,8 @@ async fn error_statuses_say_what_they_are() {
     let server = serve(|head| match head.split(' ').nth(1).unwrap() {
         "/429" => response("429 Too Many Requests", &["retry-after: 30"], ""),
         "/captcha" => response("403 Forbidden", &["cf-mitigated: challenge"], "<html>"),
+        "/challenge" => response("202 Accepted", &["x-amzn-waf-action: challenge"], "<html>"),
+        "/puzzle" => response("405 No", &["x-amzn-waf-action: captcha"], "<html>"),
         _ => response("404 Not Found", &[], "no"),
     })
     .await;
@@ -326,7 +328,9 @@ async fn error_statuses_say_what_they_are() {
         fetch(server, "/429").await,
         "limits the rate of requests (status 429) for 30 s",
     );
-    assert_refused(fetch(server, "/captcha").await, "captcha");
+    for path in ["/captcha", "/challenge", "/puzzle"] {
+        assert_refused(fetch(server, path).await, "captcha");
+    }
     assert_refused(fetch(server, "/").await, "404 Not Found");
 }
 
