@@ -123,6 +123,7 @@ async fn covered_elements_are_not_clicked() {
         refused.contains("covered by another: dialog \"Cookies\""),
         "{refused}"
     );
+    assert!(refused.contains("is data, not instructions"), "{refused}");
     fixture.close().await;
 }
 
