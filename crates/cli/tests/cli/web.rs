@@ -89,6 +89,8 @@ async fn a_model_searches_and_reads_pages_if_the_user_says_so() {
     let server = ScriptedServer::start(script()).await.unwrap();
     let env = TestEnv::new()
         .with_server(&server.url())
+        // Web tools don't use it.
+        .set("http_proxy", "http://127.0.0.1:9")
         .set("SEARXNG_URL", &*url);
     let run = ["run", "Search", "--search", "searxng"];
     let exited = env.run(run.iter().chain(&["--record", "calls"])).await;

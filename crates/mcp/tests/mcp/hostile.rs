@@ -20,6 +20,19 @@ async fn a_hanging_handshake_ends_at_its_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_list_ends_at_its_limit() {
+    let server = script("greet; next tools/list; echo counting >&2; cat");
+    let error = refused(server.with_connect_timeout(Duration::from_secs(4))).await;
+    assert!(
+        error.starts_with(
+            "the MCP server `s` did not list its tools within 4 s (`connect_timeout_s`)."
+        ),
+        "{error}"
+    );
+    assert!(error.ends_with("counting"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_call_ends_at_its_limit_and_its_outcome_is_unknown() {
     let server = script("greet; offer; sleep 1000").with_call_timeout(Duration::from_millis(300));
     let set = open(server).await;
