@@ -201,7 +201,7 @@ impl ExecutionEnvironment {
                 return Err(failed(error));
             }
         };
-        if result.success && self.tier.is_docker() && entered.is_some() {
+        if result.success && self.tier.is_docker() {
             self.export(&**session.sandbox(), &mut result).await;
         }
         if entered.is_none() {

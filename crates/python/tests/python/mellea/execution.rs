@@ -375,6 +375,24 @@ async fn p60_p67_to_p74_files_of_a_container_are_exported() {
 }
 
 #[tokio::test]
+async fn files_of_a_single_call_are_exported_before_its_container_is_closed() {
+    let policy = Some(exporting(&["out.csv"]));
+    let mellea = container();
+    let environment = mellea.make_execution_environment(Tier::Docker, policy, None, None);
+    let environment = environment.await.unwrap();
+    // Differs: Mellea exports files of an entered environment only, and warns.
+    let code = "open('out.csv', 'w').write('1,2')";
+    let result = environment.execute(code, None).await;
+    let [file] = &result.artifacts[..] else {
+        panic!("{result:?}");
+    };
+    assert_eq!(fs::read_to_string(&file.path).unwrap(), "1,2");
+    let failed = format!("{code}\n1 / 0");
+    let failed = environment.execute(&failed, None).await;
+    assert_eq!(failed.artifacts, [], "{failed:?}");
+}
+
+#[tokio::test]
 async fn files_are_copied_into_and_out_of_an_entered_container() {
     let mellea = container();
     let environment = mellea.make_execution_environment(Tier::Docker, None, None, None);
