@@ -1,6 +1,7 @@
 //! The tool `python`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::environment::ExecutionEnvironment;
 use super::policy::{CapabilityPolicy, validate_package_names};
@@ -8,6 +9,9 @@ use super::result::ExecutionResult;
 use super::tier::{Mellea, Tier};
 use super::{MelleaError, Warning, WarningCategory};
 use crate::source::SourceFacts;
+
+/// The time limit of the deprecated tools.
+const DEPRECATED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of Mellea's `python_tool`.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +41,8 @@ pub struct PythonToolOptions {
 pub struct MelleaTool {
     name: String,
     environment: ExecutionEnvironment,
+    /// The time limit of a call, in place of the environment's.
+    timeout: Option<Duration>,
     warnings: Vec<Warning>,
 }
 
@@ -88,6 +94,7 @@ impl Mellea {
         Ok(MelleaTool {
             name: options.name.unwrap_or_else(|| "python".to_owned()),
             environment,
+            timeout: None,
             warnings,
         })
     }
@@ -117,6 +124,7 @@ impl Mellea {
             ..PythonToolOptions::default()
         };
         let mut tool = self.python_tool(options).await?;
+        tool.timeout = Some(DEPRECATED_TIMEOUT);
         let message = format!(
             "{name} is deprecated. Use python_tool with tier='{tier}', or an enforced tier."
         );
@@ -144,7 +152,7 @@ impl MelleaTool {
 
     /// Executes code.
     pub async fn run(&self, code: &str) -> ExecutionResult {
-        self.environment.execute(code, None).await
+        self.environment.execute(code, self.timeout).await
     }
 
     /// Returns whether code imports matplotlib, for which Mellea selects `Agg` in the source.
@@ -158,4 +166,18 @@ impl MelleaTool {
 /// Returns an export directory; an empty path and `.` mean none.
 pub fn normalize_export_dir(directory: Option<PathBuf>) -> Option<PathBuf> {
     directory.filter(|it| !it.as_os_str().is_empty() && it != Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn deprecated_tools_have_a_time_limit_of_their_own() {
+        let tool = Mellea::new().local_code_interpreter().await.unwrap();
+        assert_eq!(tool.timeout, Some(Duration::from_secs(60)));
+        let options = PythonToolOptions::default();
+        let tool = Mellea::new().python_tool(options).await.unwrap();
+        assert_eq!(tool.timeout, None);
+    }
 }
