@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use async_trait::async_trait;
 use cantle_backends_local::LocalBackend;
@@ -286,9 +286,9 @@ async fn p48_to_p50_tiers_that_enforce_nothing_must_be_named() {
     assert!(default.warnings().is_empty());
 }
 
-/// A Docker backend without an engine: sandboxes of this machine, counted.
+/// A Docker backend without an engine: sandboxes of this machine, listed.
 #[derive(Clone, Debug, Default)]
-struct Container(Arc<Mutex<usize>>);
+struct Container(Arc<Mutex<Vec<Weak<dyn Sandbox>>>>);
 
 #[async_trait]
 impl Backend for Container {
@@ -297,8 +297,10 @@ impl Backend for Container {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        *self.0.lock().expect("not poisoned") += 1;
-        LocalBackend::new().open(cx).await
+        let opened = LocalBackend::new().open(cx).await?;
+        let mut all = self.0.lock().expect("not poisoned");
+        all.push(Arc::downgrade(&opened));
+        Ok(opened)
     }
 
     async fn reattach(
@@ -362,9 +364,12 @@ async fn p60_p67_to_p74_files_of_a_container_are_exported() {
     drop(result);
     assert!(directory.join(exported.file_name().unwrap()).exists());
     python.run(code).await;
-    assert_eq!(*backend.0.lock().unwrap(), 1, "one container for all calls");
+    let containers = backend.0.lock().unwrap().clone();
+    assert_eq!(containers.len(), 1, "one container for all calls");
     // P71: dropping the tool drops its sandbox, which removes it.
+    assert!(containers[0].upgrade().is_some());
     drop(python);
+    assert!(containers[0].upgrade().is_none());
     // P72.
     let python = mellea.python_tool(options(None)).await.unwrap();
     let result = python.run(code).await;
