@@ -162,7 +162,8 @@ pub struct Artifact {
 pub struct Artifacts {
     /// The files that were created or changed, sorted by path.
     pub files: Vec<Artifact>,
-    /// Changed entries that are not reported: links, special files, files beyond a limit or unreadable.
+    /// Changed entries that are not reported: links, special files, files beyond a limit or unreadable, and directories
+    /// that can't be listed any more.
     pub refused: Vec<RefusedFile>,
 }
 
@@ -201,7 +202,7 @@ impl ArtifactLimits {
 }
 
 impl Artifacts {
-    fn refuse(&mut self, path: &SandboxPath, reason: impl Into<String>) {
+    fn refuse(&mut self, path: &dyn fmt::Display, reason: impl Into<String>) {
         match self.refused.len() {
             0..MAX_REFUSED => {
                 let refused = RefusedFile::new(path.to_string(), reason);
@@ -232,6 +233,11 @@ pub(super) async fn artifacts<S: Sandbox + ?Sized>(
     if before.is_truncated || after.is_truncated {
         let reason = "there are too many files to tell all that changed";
         artifacts.refuse(directory, reason);
+    }
+    for refused in &after.refused {
+        if !before.refused.contains(refused) {
+            artifacts.refuse(&refused.source, refused.reason.as_str());
+        }
     }
     for (path, entry) in after.changed_since(before) {
         // The earlier walk may have left it out, so it is not known to be new.

@@ -1,6 +1,6 @@
 //! Directories: creating, listing, renaming and removing.
 
-use cantle_core::sandbox::{ArtifactLimits, DirectorySink, MemorySink};
+use cantle_core::sandbox::{ArtifactLimits, DirectorySink, MemorySink, Walk, WalkBuilder};
 use tempfile::TempDir;
 
 use super::prelude::*;
@@ -167,7 +167,20 @@ async fn artifacts_are_the_files_that_changed(bench: &Bench<'_>) -> Checked {
     let found = (changed.files.len(), changed.refused.len());
     equal("files and refusals within limits", found, (1, 3))?;
     let picture = std::fs::read(host.path().join("to/art/picture"))?;
-    same_bytes("the file in the directory", &picture, b"\x89PNG\r\n\x1a\n")
+    same_bytes("the file in the directory", &picture, b"\x89PNG\r\n\x1a\n")?;
+
+    let mut closed = WalkBuilder::new(0);
+    closed.refuse("closed", "permission denied");
+    let closed = closed.finish();
+    for (before, expected) in [(&Walk::default(), &closed.refused[..]), (&closed, &[])] {
+        let changed = bench.artifacts(&root, before, &closed, limits, &()).await?;
+        equal(
+            "directories without a listing",
+            &changed.refused[..],
+            expected,
+        )?;
+    }
+    Ok(())
 }
 
 async fn mkdir_creates_parents_and_is_idempotent(bench: &Bench<'_>) -> Checked {
