@@ -39,8 +39,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// have a few seconds to end, are cancelled, and have 15 seconds to clean up.
 ///
 /// A request that the client cancels cancels its call. If the client asks for progress, it gets the seconds that a call has
-/// run, every five seconds. Messages have up to 16 MiB, and up to 16 calls run at once; further ones are refused. Nothing
-/// else may write to standard output.
+/// run, every five seconds. Messages have up to 16 MiB, and up to 16 calls run at once; further ones are refused. So are calls
+/// of tools that are not for guests, since calls have no principal. Nothing else may write to standard output.
 ///
 /// # Errors
 /// If the client does not begin with a handshake of the protocol.
@@ -109,6 +109,10 @@ impl ToolServer {
             let message = format!("{MAX_SERVED_CALLS} calls are running. Call again later.");
             return Err(ToolError::failed(message));
         };
+        // A client is no principal.
+        if let Some(refusal) = tool.properties().level.refusal(tool.name(), None) {
+            return Err(ToolError::failed(refusal));
+        }
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let arguments = tool.parse(&arguments.to_string())?.arguments;
         let mut context = ToolContext::new(self.run, cx.id.to_string());
@@ -200,6 +204,7 @@ fn blocks(content: Content) -> Vec<ContentBlock> {
 
 #[cfg(test)]
 mod tests {
+    use cantle_core::principal::Level;
     use cantle_core::tool::ToolSpec;
     use parking_lot::Mutex;
     use rmcp::service::NotificationContext;
@@ -258,5 +263,22 @@ mod tests {
             let text = serde_json::to_string(&result.content).unwrap();
             assert!(text.contains("out of cheese"), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_is_not_for_guests_is_refused() {
+        let spec = ToolSpec::new("delete", "Deletes.", json!({"type": "object"}));
+        let tool = DynTool::from_schema(spec, async |_, _| Ok(ToolOutput::text("deleted")));
+        let (here, there) = tokio::io::duplex(1 << 16);
+        let (server, client) = tokio::join!(
+            ToolServer::new(vec![tool.with_level(Level::User)], None).serve(there),
+            ().serve(here)
+        );
+        let (_server, client) = (server.unwrap(), client.unwrap());
+        let call = CallToolRequestParams::new("delete");
+        let result = client.call_tool(call).await.unwrap();
+        let text = "Permission denied: delete requires 'user' but user has 'none'";
+        assert_eq!(result.is_error, Some(true));
+        assert_eq!(result.content, [ContentBlock::text(text)]);
     }
 }
