@@ -1,5 +1,7 @@
 //! The tools for files that are stored.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use cantle_core::principal::Level;
 use cantle_core::sandbox::{
@@ -10,6 +12,8 @@ use cantle_files::{FileId, FileRecord, Files, NewFile, safe_name};
 use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
 
+/// Time of a call, in which a large file is copied.
+const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Characters of a document that a model gets.
 const MAX_DOCUMENT: usize = 10_000;
 /// Bytes of which those characters may consist.
@@ -85,6 +89,7 @@ where
     DynTool::from_fn(name, description, move |params, cx| {
         call(files.clone(), params, cx)
     })
+    .with_timeout(Some(CALL_TIMEOUT))
 }
 
 fn parse(id: &str) -> Result<FileId, ToolError> {
