@@ -12,6 +12,7 @@ use cantle_files::{Files, NewFile};
 use cantle_python::one_shot;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::output::{CallResult, time_limit};
 
@@ -20,8 +21,10 @@ const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save file
     Load stored files with load_file.";
 /// Time of a call, beyond the code's: listing and storing files.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Time in which the files of one call are begun to be stored. A slow store must not end the call, with its output.
+/// Time in which the files of one call are begun to be stored.
 const STORING: Duration = Duration::from_secs(120);
+/// Time of a call in which its files are stored. A slow store must not end the call, with its output.
+const STORED: Duration = Duration::from_secs(270);
 /// Files of one call that are stored.
 const MAX_FILES: usize = 100;
 /// Entries among which new files are looked for.
@@ -50,6 +53,7 @@ pub(crate) fn run_python(files: &Files) -> DynTool {
 async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutput, ToolError> {
     // Before the code runs: its files would belong to no one.
     cx.require_principal()?;
+    let end = Instant::now() + STORED;
     let sandbox = &**cx.require_sandbox()?;
     let timeout = time_limit(params.timeout);
     let before = walk(sandbox).await?;
@@ -61,7 +65,7 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
         .with_cancellation(cx.cancellation.clone());
     let output = sandbox.run(request).await?;
     let mut result = CallResult::of(&output, timeout);
-    let (stored, warnings) = store(files, sandbox, &before, cx).await?;
+    let (stored, warnings) = store(files, sandbox, &before, end, cx).await?;
     if !stored.is_empty() {
         // After the cut, so that the model always sees it.
         let stdout = &mut result.stdout;
@@ -112,11 +116,12 @@ async fn walk(sandbox: &dyn Sandbox) -> Result<Vec<(SandboxPath, Walk)>, ToolErr
     Ok(walks)
 }
 
-/// Stores the files that are new or changed since a walk. Each failure is a warning.
+/// Stores the files that are new or changed since a walk, until `end`. Each failure is a warning.
 async fn store(
     files: &Files,
     sandbox: &dyn Sandbox,
     before: &[(SandboxPath, Walk)],
+    end: Instant,
     cx: &ToolContext,
 ) -> Result<(Vec<Value>, Vec<String>), ToolError> {
     let owner = cx.require_principal()?.id().as_str();
@@ -135,6 +140,7 @@ async fn store(
             run: cx.run.to_string(),
             directory: directory.clone(),
             deadline,
+            end,
             stored: Mutex::new(stored),
         };
         if before.is_truncated || after.is_truncated {
@@ -167,6 +173,8 @@ struct GeneratedFiles {
     directory: SandboxPath,
     /// When no other file is begun.
     deadline: Instant,
+    /// When a file that was begun is given up.
+    end: Instant,
     /// Their descriptions for the model.
     stored: Mutex<Vec<Value>>,
 }
@@ -183,7 +191,11 @@ impl ArtifactSink for GeneratedFiles {
             .with_group("generated")
             .with_run(&*self.run)
             .with_fact("path", full.to_string());
-        let record = self.files.put(&self.owner, new, content).await?;
+        let rest = self.end.saturating_duration_since(Instant::now());
+        let record = timeout(rest, self.files.put(&self.owner, new, content));
+        let record = record.await.map_err(|_| {
+            SandboxError::new(SandboxErrorKind::Io, "the store took too long for it")
+        })??;
         // The file is stored: without an address it is still found by its id.
         let url = self.files.url(&record).await.ok().flatten();
         let mut stored = self.stored.lock();
@@ -203,21 +215,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_after_the_deadline_is_not_stored() {
+    async fn a_file_after_the_deadline_and_one_that_takes_too_long_are_not_stored() {
         let files = Files::open(FileStore::memory(), MemoryRecords::new())
             .await
             .unwrap();
-        let sink = GeneratedFiles {
-            files: files.clone(),
-            owner: "alice".to_owned(),
-            run: "run".to_owned(),
-            directory: SandboxPath::working_directory(),
-            deadline: Instant::now(),
-            stored: Mutex::default(),
-        };
-        let path = SandboxPath::new("a").unwrap();
-        let stored = sink.store(&path, Box::pin(stream::empty())).await;
-        assert!(stored.unwrap_err().to_string().contains("took too long"));
+        let now = Instant::now();
+        let later = now + Duration::from_secs(600);
+        for (deadline, end) in [(now, later), (later, now)] {
+            let sink = GeneratedFiles {
+                files: files.clone(),
+                owner: "alice".to_owned(),
+                run: "run".to_owned(),
+                directory: SandboxPath::working_directory(),
+                deadline,
+                end,
+                stored: Mutex::default(),
+            };
+            let path = SandboxPath::new("a").unwrap();
+            let stored = sink.store(&path, Box::pin(stream::pending())).await;
+            assert!(stored.unwrap_err().to_string().contains("took too long"));
+        }
         assert_eq!(files.list("alice", None, 1).await.unwrap(), []);
     }
 }
