@@ -6,8 +6,9 @@ use std::time::Duration;
 use cantle_core::escape::shorten;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
+use cantle_core::principal::Principal;
 use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
-use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
+use cantle_core::tool::{OpenContext, Progress, ToolContext, ToolError, ToolOutput};
 use futures_util::FutureExt as _;
 use parking_lot::Mutex as SyncMutex;
 use rmcp::RoleClient;
@@ -54,6 +55,7 @@ pub(crate) struct Server {
     pub(crate) config: McpServer,
     pub(crate) surroundings: Surroundings,
     run: RunId,
+    principal: Option<Principal>,
     progress: Arc<dyn Progress>,
     /// The tools that it listed last.
     tools: SyncMutex<Arc<[Tool]>>,
@@ -119,17 +121,13 @@ impl Live {
 }
 
 impl Server {
-    pub(crate) fn new(
-        config: McpServer,
-        surroundings: Surroundings,
-        run: RunId,
-        progress: Arc<dyn Progress>,
-    ) -> Self {
+    pub(crate) fn new(config: McpServer, surroundings: Surroundings, cx: &OpenContext) -> Self {
         Self {
             config,
             surroundings,
-            run,
-            progress,
+            run: cx.run,
+            principal: cx.principal.clone(),
+            progress: Arc::clone(&cx.progress),
             tools: SyncMutex::new(Arc::default()),
             state: Mutex::default(),
         }
@@ -461,7 +459,9 @@ impl Server {
             let problem = format!("can't be started: this program starts no servers in a {place}");
             return Err(ConnectError::Other(problem));
         };
-        let cx = SandboxContext::new(self.run, policy).with_progress(Arc::clone(&self.progress));
+        let mut cx = SandboxContext::new(self.run, policy);
+        cx.principal.clone_from(&self.principal);
+        cx.progress = Arc::clone(&self.progress);
         Ok(backend.open(cx).await?)
     }
 

@@ -137,8 +137,7 @@ impl ToolProvider for McpTools {
             }
         }
         let open = self.servers.iter().map(|config| async {
-            let progress = Arc::clone(&cx.progress);
-            let server = Server::new(config.clone(), self.surroundings.clone(), cx.run, progress);
+            let server = Server::new(config.clone(), self.surroundings.clone(), &cx);
             let server = Arc::new(server);
             let opened = server.open().await;
             (server, opened)

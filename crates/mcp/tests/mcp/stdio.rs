@@ -8,7 +8,10 @@ use cantle_backends_local::LocalBackend;
 use cantle_core::content::{Content, Part};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxExt as _, SandboxPath};
+use cantle_core::principal::{Level, Principal};
+use cantle_core::sandbox::{
+    Backend, Sandbox, SandboxContext, SandboxError, SandboxExt as _, SandboxHandle, SandboxPath,
+};
 use cantle_core::tool::{OpenContext, Progress, ToolErrorKind, ToolProvider as _, user_channel};
 use cantle_mcp::{InstalledPackage, McpServer, McpTools, PackageInstaller, ServerPackage};
 use serde_json::json;
@@ -65,6 +68,42 @@ async fn a_server_sees_its_variables_and_nothing_of_the_host() {
         "{text}"
     );
     set.close().await.unwrap();
+}
+
+/// Keeps the principals of the sandboxes that it opened.
+#[derive(Debug, Default)]
+struct Principals(LocalBackend, Mutex<Vec<Option<Principal>>>);
+
+#[async_trait]
+impl Backend for Principals {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.1.lock().unwrap().push(cx.principal.clone());
+        self.0.open(cx).await
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.0.reattach(handle, cx).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_runs_on_behalf_of_the_sessions_principal() {
+    let backend = Arc::new(Principals::default());
+    let tools = McpTools::new([own_server("own")]).sandboxes(Arc::clone(&backend));
+    let alice = Principal::new("alice", Level::User).unwrap();
+    let mut cx = OpenContext::new(RunId::new());
+    cx.principal = Some(alice.clone());
+    let set = tools.open(cx).await.unwrap();
+    set.close().await.unwrap();
+    assert_eq!(*backend.1.lock().unwrap(), [Some(alice)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
