@@ -91,7 +91,7 @@ impl FileStore {
         Self::new(Arc::new(InMemory::new()))
     }
 
-    /// Opens a store in a directory, which is created if it does not exist. Nobody else may write to it.
+    /// Opens a store in a directory, which is created if it does not exist. No other program may write to it.
     ///
     /// # Errors
     /// The directory can't be created or opened.
