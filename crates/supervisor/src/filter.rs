@@ -280,6 +280,7 @@ pub fn without_metadata_changes() -> Vec<u8> {
         0x4008_6602, // FS_IOC_SETFLAGS
         0x4008_7602, // FS_IOC_SETVERSION
         0x401c_5820, // FS_IOC_FSSETXATTR
+        0x4080_6685, // FS_IOC_ENABLE_VERITY: its content can't be changed any more.
     ];
     let changes = changes.map(|request| vec![Condition::is(1, request)]);
     rules.refuse_if(libc::SYS_ioctl, changes.into());

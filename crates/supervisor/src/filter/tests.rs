@@ -234,6 +234,19 @@ fn command_without_subprocesses_may_start_threads() {
     assert_eq!(answer(&program, libc::SYS_clone, &[0x3d_0f00]), ALLOWED);
 }
 
+#[test]
+fn read_only_command_changes_no_attributes() {
+    let program = without_metadata_changes();
+    for request in [0x4008_6602, 0x4008_7602, 0x401c_5820, 0x4080_6685] {
+        let refused = answer(&program, libc::SYS_ioctl, &[3, request]);
+        assert_eq!(refused, EPERM, "{request:#x}");
+    }
+    // FS_IOC_GETFLAGS
+    let read = answer(&program, libc::SYS_ioctl, &[3, 0x8008_6601]);
+    assert_eq!(read, ALLOWED);
+    assert_eq!(answer(&program, libc::SYS_utimensat, &[]), EPERM);
+}
+
 /// Add rules for what the new calls need, then raise [`LAST_REVIEWED`].
 #[test]
 fn every_call_of_the_installed_headers_is_reviewed() {
