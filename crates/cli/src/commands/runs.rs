@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use walkdir::WalkDir;
 
 use super::print;
-use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
+use crate::args::{ApplyArgs, DisplayArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::comparison;
 use crate::delivery::{StoreArgs, StoreTarget};
@@ -377,8 +377,13 @@ pub(crate) async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Resul
     let files = changes.clone();
     let files = copy.diff(&files).internal()?;
     if how.diff {
+        let paint = Display::new(DisplayArgs::default()).paint;
         for file in &files {
-            print(copy.patch(file).internal()?)?;
+            let patch = copy.patch(file).internal()?;
+            match io::stdout().is_terminal() {
+                true => print(working_copy::patch_for_terminal(&patch, paint))?,
+                false => print(patch)?,
+            }
         }
         return Ok(0);
     }

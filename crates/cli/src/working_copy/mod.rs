@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::changes::{Changes, Status};
-pub(crate) use self::review::{apply, revert, summary};
+pub(crate) use self::review::{apply, patch_for_terminal, revert, summary};
 pub(crate) use self::workdir::Workdir;
 use crate::args::InputArgs;
 use crate::environment::variable;

@@ -117,6 +117,13 @@ fn show(
     Ok(())
 }
 
+/// Returns a patch as a terminal displays it: what would control the terminal is escaped.
+pub(crate) fn patch_for_terminal(patch: &[u8], paint: Paint) -> String {
+    let patch = String::from_utf8_lossy(patch);
+    let lines = patch.lines().map(|line| painted(line, paint) + "\n");
+    lines.collect()
+}
+
 fn painted(line: &str, paint: Paint) -> String {
     let shown = for_display(line);
     let is_head = ["+++", "---", "diff "]

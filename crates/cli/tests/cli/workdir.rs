@@ -640,6 +640,23 @@ async fn the_user_sees_the_changes_and_decides() {
     assert!(!env.path("repo/.github").exists());
 }
 
+/// Other programs get the patch as it is.
+#[tokio::test]
+async fn a_patch_is_escaped_at_a_terminal() {
+    let (_server, env) = on_repository("printf '\\e[2J\\n' >> src/main.txt").await;
+    work(&env, &[]).await;
+    let patch = apply(&env, &["--diff"]).await.stdout;
+    assert!(patch.contains("+\u{1b}[2J\n"), "{patch:?}");
+    let Some((_, exited)) = at_terminal(&env, "runs apply last --diff", &[]).await else {
+        return;
+    };
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stdout.contains("+\\u{1b}[2J\r\n") && !exited.stdout.contains('\u{1b}'),
+        "{exited:?}"
+    );
+}
+
 #[tokio::test]
 async fn an_interrupt_at_the_question_keeps_the_changes() {
     let (_server, env) = on_repository("echo new > new").await;
