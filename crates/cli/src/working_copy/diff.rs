@@ -116,8 +116,10 @@ impl WorkingCopy {
         let (b, new) = read(Tree::New, b, &change.new)?;
         let (Some(old), Some(new)) = (old, new) else {
             diff.is_binary = true;
-            writeln!(patch, "Binary files {a} and {b} differ")?;
-            return Ok((diff, patch));
+            // Git refuses all of a patch that has a header for a binary file, but not its content. It passes over this line,
+            // unless that is next to the header of another file.
+            let named = format!("\nBinary files {a} and {b} differ\n");
+            return Ok((diff, named.into_bytes()));
         };
         let text = TextDiff::configure()
             .timeout(DEADLINE)
