@@ -21,17 +21,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::WorkingCopy;
 use super::changes::{Changes, Status, Tree, Version};
+use super::{MAX_NAMED, WorkingCopy};
 
 /// Start of the temporary names.
 const PREFIX: &str = ".cantle-apply";
 
 /// Number of threads that wait for the disk.
 const SYNC_THREADS: usize = 16;
-
-/// Maximum number of files that an error names.
-const MAX_NAMED: usize = 10;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)

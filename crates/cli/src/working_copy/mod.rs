@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cantle::agent::InputOptions;
+use cantle::core::escape::join_up_to;
 use cantle::core::ids::RunId;
 use cantle::core::sandbox::{Sandbox, SandboxPath, Walk};
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,9 @@ const LOCK: &str = "lock";
 
 /// Maximum number of files of a working directory.
 const MAX_ENTRIES: usize = 200_000;
+
+/// Maximum number of files that a message names.
+const MAX_NAMED: usize = 10;
 
 /// A directory of the user, and where its copy is kept.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -124,14 +128,11 @@ impl WorkingCopy {
             }
         }
         json_file::write(&self.directory.join(LINKS), &links)?;
-        if let Some(first) = entries.secrets.first() {
-            let more = match entries.secrets.len() {
-                1 => String::new(),
-                count => format!(" and {} more", count - 1),
-            };
+        if !entries.secrets.is_empty() {
+            let names = entries.secrets.iter().map(|path| path.display());
             warnings.push(format!(
-                "files that look like secrets are left out (--include-secrets): {}{more}",
-                first.display()
+                "files that look like secrets are left out (--include-secrets): {}",
+                join_up_to(MAX_NAMED, names)
             ));
         }
         Ok((lock, warnings))

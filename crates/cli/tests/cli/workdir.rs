@@ -345,7 +345,7 @@ async fn a_link_to_a_secret_is_one() {
     assert!(
         exited
             .stderr
-            .contains("are left out (--include-secrets): .env and 4 more"),
+            .contains("are left out (--include-secrets): .env, config, hop, key, key.pem\n"),
         "{exited:?}"
     );
     let second = server.requests()[1].body().to_string();
