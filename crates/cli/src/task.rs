@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cantle::agent::{Outcome, Resource, RunErrorKind, Session, SessionError};
 use cantle::core::content::Content;
 use cantle::core::escape::join_up_to;
-use cantle::core::event::{Finish, RunStatus};
+use cantle::core::event::{EventKind, Finish, RunStatus};
 use cantle::core::ids::RunId;
 use cantle::core::llm::LlmErrorKind;
 use cantle::core::sandbox::{RefusedFile, SandboxPath, Survival};
@@ -498,9 +498,13 @@ impl Task {
         let mut ticks = tokio::time::interval(REDRAW_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut spans = self.telemetry.as_ref().map(RunTelemetry::spans);
+        let mut received = Vec::new();
         let events = (&mut run).inspect(|event| {
             if let Some(spans) = &mut spans {
                 spans.record(event);
+            }
+            if let (0, EventKind::UserMessage { text }) = (event.depth, &event.kind) {
+                received.push(text.clone());
             }
         });
         let mut events = events.ready_chunks(EVENT_BATCH);
@@ -549,6 +553,9 @@ impl Task {
             }
         }
         drop(events);
+        if let Some(keys) = keys {
+            keys.put_back(&received);
+        }
         Ok(run.outcome().await)
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct TypedAhead {
     keys: File,
     before: Termios,
     line: TypedLine,
+    /// The messages that were returned to be sent to the model.
+    sent: Vec<String>,
 }
 
 impl TypedAhead {
@@ -39,6 +41,7 @@ impl TypedAhead {
             keys,
             before,
             line: TypedLine::default(),
+            sent: Vec::new(),
         };
         typed.resume();
         Ok(typed)
@@ -63,12 +66,14 @@ impl TypedAhead {
         let _ = tcsetattr(&self.keys, OptionalActions::Now, &mode);
     }
 
-    /// Waits for keys. Returns a message that Enter has completed. Cancel-safe.
+    /// Waits for keys. Returns a message that Enter has completed, which is to be sent. Cancel-safe.
     pub(crate) async fn typed(&mut self) -> Option<String> {
         loop {
             tokio::time::sleep(INTERVAL).await;
             if self.read() {
-                return self.line.take_completed();
+                let message = self.line.take_completed();
+                self.sent.extend(message.clone());
+                return message;
             }
         }
     }
@@ -77,6 +82,18 @@ impl TypedAhead {
     pub(crate) fn completed(&mut self) -> Option<String> {
         self.read();
         self.line.take_completed()
+    }
+
+    /// Puts back the messages that the model has not received, because the run ended before its next turn.
+    pub(crate) fn put_back(&mut self, received: &[String]) {
+        let mut messages = std::mem::take(&mut self.sent);
+        for text in received {
+            if let Some(index) = messages.iter().position(|message| message == text) {
+                messages.remove(index);
+            }
+        }
+        // Before those that Enter has completed since.
+        self.line.completed.splice(0..0, messages);
     }
 
     /// The text that no Enter has completed.

@@ -2,8 +2,8 @@
 
 use std::process::Stdio;
 
-use cantle_testkit::openai::{Script, ScriptedServer};
-use serde_json::Value;
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall};
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
 use tokio::time::timeout;
@@ -230,6 +230,35 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
     let request = server.requests().last().unwrap().body()["messages"].to_string();
     assert!(request.contains("also count"), "{request}");
     assert!(request.contains("not now"), "{request}");
+}
+
+#[tokio::test]
+async fn a_message_for_which_no_turn_is_left_is_the_next_one() {
+    // The call after the command ends the run, whatever the user types meanwhile.
+    let wait = "echo be''gun; until test -e \"$SIGNALS/go\"; do sleep 0.1; done";
+    let end = ToolCall::new("finish", json!({"reason": "First answer.", "paths": []}));
+    let script = Script::new()
+        .turn(command(wait).call(end))
+        .turn(finish("Second answer.", &[]));
+    let (server, env) = served(script).await;
+    std::fs::create_dir(env.path("signals")).unwrap();
+    let signals = env.path("signals").display().to_string();
+    let args = format!("--read {signals} --env SIGNALS={signals} Work");
+    let Some(mut chat) = Terminal::chat(&env, &args) else {
+        return;
+    };
+    chat.shows("begun").await;
+    chat.types("also count\r").await;
+    chat.shows("for the model's next turn: also count").await;
+    env.write("signals/go", "");
+    chat.shows("First answer.").await;
+    chat.shows("> also count").await;
+    chat.shows("Second answer.").await;
+    chat.enters("/quit").await;
+    chat.ended().await;
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    assert!(request.contains("also count"), "{request}");
+    assert_eq!(runs(&env).await.len(), 2);
 }
 
 #[tokio::test]
