@@ -1,6 +1,7 @@
 //! The addresses of this machine.
 
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use super::embedded_v4;
@@ -18,40 +19,50 @@ pub fn is_own(address: IpAddr) -> bool {
         IpAddr::V4(_) => None,
         IpAddr::V6(address) => embedded_v4(address),
     };
-    is_bindable(address) || embedded.is_some_and(|embedded| is_bindable(embedded.into()))
+    has_address(address, bind)
+        || embedded.is_some_and(|embedded| has_address(embedded.into(), bind))
 }
 
-fn is_bindable(address: IpAddr) -> bool {
-    let bind = |address: IpAddr| UdpSocket::bind((address, 0));
+fn bind(address: IpAddr) -> io::Result<UdpSocket> {
+    UdpSocket::bind((address, 0))
+}
+
+/// Whether this machine has an address, by what `bind` returns.
+fn has_address(address: IpAddr, bind: impl Fn(IpAddr) -> io::Result<UdpSocket>) -> bool {
     let unassigned: IpAddr = match address {
         IpAddr::V4(_) => UNASSIGNED_V4.into(),
         IpAddr::V6(_) => UNASSIGNED_V6.into(),
     };
-    if bind(address).is_err() {
-        return false;
+    match bind(address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => false,
+        Ok(_) if bind(unassigned).is_err() => true,
+        // The machine allows binding to any address (`net.ipv4.ip_nonlocal_bind`), or now to none.
+        _ => is_listed(address),
     }
-    if bind(unassigned).is_err() {
-        return true;
-    }
-    // The machine allows binding to any address (`net.ipv4.ip_nonlocal_bind`).
-    is_listed(address)
 }
 
-/// Whether the kernel lists an address as one of this machine.
+/// Whether the kernel lists an address as one of this machine, or does not tell.
 fn is_listed(address: IpAddr) -> bool {
+    let path = match address {
+        IpAddr::V4(_) => "/proc/net/fib_trie",
+        IpAddr::V6(_) => "/proc/net/if_inet6",
+    };
+    let list = match fs::read_to_string(path) {
+        Ok(list) => list,
+        // There is none without IPv6.
+        Err(error) => return error.kind() != io::ErrorKind::NotFound,
+    };
     match address {
         // The address, and in the next line its prefix length and type.
         IpAddr::V4(address) => {
-            let routes = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
             let leaf = format!("|-- {address}");
-            let mut lines = routes.lines().map(str::trim);
+            let mut lines = list.lines().map(str::trim);
             std::iter::from_fn(|| lines.find(|line| *line == leaf).and(lines.next()))
                 .any(|route| route.ends_with("host LOCAL"))
         }
         IpAddr::V6(address) => {
-            let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
             let digits = format!("{:032x} ", address.to_bits());
-            addresses.lines().any(|line| line.starts_with(&digits))
+            list.lines().any(|line| line.starts_with(&digits))
         }
     }
 }
@@ -72,6 +83,21 @@ mod tests {
             ("2606:4700::1111", false),
         ] {
             assert_eq!(is_own(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    /// As without free descriptors, which connections to a proxy can use up.
+    #[test]
+    fn own_addresses_are_recognized_where_no_socket_can_be_bound() {
+        let refuse =
+            |_: IpAddr| -> io::Result<UdpSocket> { Err(io::ErrorKind::PermissionDenied.into()) };
+        for (address, expected) in [
+            ("127.0.0.1", true),
+            ("8.8.8.8", false),
+            ("2606:4700::1111", false),
+        ] {
+            let address = address.parse().unwrap();
+            assert_eq!(has_address(address, refuse), expected, "{address}");
         }
     }
 }
