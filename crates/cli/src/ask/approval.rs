@@ -59,7 +59,9 @@ impl<'c> ShownCall<'c> {
 
     /// All lines to show.
     fn lines(&self) -> Vec<String> {
-        let mut lines: Vec<_> = self.text.lines().map(for_decision).collect();
+        // `str::lines` would drop a carriage return at the end of a line.
+        let text = self.text.strip_suffix('\n').unwrap_or(&self.text);
+        let mut lines: Vec<_> = text.split('\n').map(for_decision).collect();
         if let Some(others) = self.others.as_ref().filter(|others| !others.is_empty()) {
             let others = Value::Object(others.clone()).to_string();
             lines.push(format!("with {}", for_decision(&others)));

@@ -293,6 +293,16 @@ async fn a_call_that_is_no_command_is_shown_with_all_its_arguments() {
 }
 
 #[tokio::test]
+async fn a_carriage_return_at_the_end_of_a_line_is_shown() {
+    // The shell executes a program whose name ends with it.
+    let (_, shown) = decided("code_exec", r#"{"cmd": "ls\r\npwd\r\n"}"#, &["y\n"]).await;
+    assert!(
+        shown.starts_with("\n    ls\\u{d}\n    pwd\\u{d}\n  Run this command?"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
 async fn a_long_command_is_cut_with_its_size_until_all_of_it_is_asked_for() {
     let command = "echo line\n".repeat(100) + "rm -r .";
     let arguments = serde_json::json!({ "cmd": command }).to_string();
