@@ -1,6 +1,7 @@
 //! Recursive listings, and the files that changed between two of them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 
@@ -21,6 +22,8 @@ const MAX_RECORD_BYTES: usize = 8 * 1024;
 const MAX_BATCH_BYTES: usize = 16 << 20;
 /// Maximum length of the listing command's messages, which name what it could not read.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
+/// Time limit of a listing command, which other commands of its user can stop.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum number of files that are refused by name; the last entry counts the rest.
 pub(super) const MAX_REFUSED: usize = 100;
 
@@ -260,7 +263,10 @@ async fn walk_by_find<S: Sandbox + ?Sized>(
             .chain(format.action())
             .map(Into::into),
     );
-    let request = SpawnRequest::argv(argv).with_env("LC_ALL", "C");
+    let request = SpawnRequest::argv(argv)
+        .with_timeout(LISTING_TIMEOUT)
+        .with_grace(Duration::ZERO)
+        .with_env("LC_ALL", "C");
     let mut process = sandbox.spawn(request).await?;
     let Some(mut output) = process.take_output() else {
         return Ok(None);

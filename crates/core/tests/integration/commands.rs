@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use cantle_core::sandbox::{
-    Captured, Channel, CommandOutput, Exit, ExitStatus, OutputChunk, SandboxErrorKind,
-    SandboxExt as _, SpawnRequest,
+    Captured, Channel, CommandOutput, Exit, ExitStatus, OutputChunk, Sandbox as _,
+    SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 
 use crate::memory_sandbox::{MemorySandbox, chunk};
@@ -76,4 +76,16 @@ async fn a_command_whose_output_breaks_is_killed() {
     let error = sandbox.run(request()).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Gone);
     assert_eq!(sandbox.killed(), 1);
+}
+
+/// Commands of the same user can stop them.
+#[tokio::test]
+async fn listing_commands_have_a_time_limit() {
+    // The output is of neither known form, so both commands are tried.
+    let sandbox = sandbox();
+    let walked = sandbox.walk(&SandboxPath::working_directory(), 10).await;
+    assert_eq!(walked.unwrap_err().kind(), SandboxErrorKind::Unsupported);
+    let timeouts = sandbox.timeouts();
+    assert_eq!(timeouts.len(), 2);
+    assert!(timeouts.iter().all(Option::is_some), "{timeouts:?}");
 }

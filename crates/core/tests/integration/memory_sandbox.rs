@@ -40,6 +40,8 @@ pub(crate) struct MemorySandbox {
     exit: Exit,
     gone: AtomicBool,
     killed: Arc<AtomicU32>,
+    /// The time limits of all commands.
+    timeouts: Mutex<Vec<Option<Duration>>>,
 }
 
 impl MemorySandbox {
@@ -52,6 +54,7 @@ impl MemorySandbox {
             exit: Exit::new(ExitStatus::Code(0), Duration::ZERO),
             gone: AtomicBool::new(false),
             killed: Arc::default(),
+            timeouts: Mutex::default(),
         }
     }
 
@@ -85,6 +88,11 @@ impl MemorySandbox {
     /// How many commands were dropped before they ended.
     pub(crate) fn killed(&self) -> u32 {
         self.killed.load(Ordering::Relaxed)
+    }
+
+    /// The time limits of all commands.
+    pub(crate) fn timeouts(&self) -> Vec<Option<Duration>> {
+        self.timeouts.lock().expect("no panic").clone()
     }
 
     /// All that is there, as paths below the working directory.
@@ -148,7 +156,9 @@ impl Sandbox for MemorySandbox {
         &self.info
     }
 
-    async fn spawn(&self, _: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
+    async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
+        let timeouts = &self.timeouts;
+        timeouts.lock().expect("no panic").push(request.timeout);
         Ok(Box::new(WrittenDown {
             output: Some(self.output.clone()),
             exit: self.exit.clone(),
