@@ -15,8 +15,8 @@ use cantle_core::sandbox::{
     SandboxError, SandboxHandle, SandboxInfo, SandboxPath, Signal, SpawnRequest, Walk,
     WriteOptions,
 };
-use cantle_server::{ServeErrorKind, Server};
-use futures_util::stream;
+use cantle_server::{ServeErrorKind, Server, ServerLimits};
+use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
@@ -101,12 +101,18 @@ impl Sandbox for FaultySandbox {
         self.inner.info()
     }
 
-    /// Command lines with `lost` lose their end; `cat` ends at a limit after its first output.
+    /// Command lines with `lost` lose their end; `cat` ends at a limit after its first output. Programs for some files are
+    /// stopped before it or after it.
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
         let request_text = format!("{request:?}");
-        let fault = if request_text.contains("lost") {
+        let has = |text: &str| request_text.contains(text);
+        let fault = if has("lost") {
             Fault::Lost
-        } else if request_text.contains("\"cat\"") {
+        } else if has("stopped-late") {
+            Fault::Stopped { has_begun: true }
+        } else if has("stopped-early") || (has("\"cat\"") && has("/etc/group")) {
+            Fault::Stopped { has_begun: false }
+        } else if has("\"cat\"") {
             Fault::Cut
         } else {
             return self.inner.spawn(request).await;
@@ -194,6 +200,7 @@ fn io_error(message: &str) -> SandboxError {
 enum Fault {
     Lost,
     Cut,
+    Stopped { has_begun: bool },
 }
 
 struct FaultyProcess(Fault);
@@ -209,11 +216,20 @@ impl Process for FaultyProcess {
             channel: Channel::Stdout,
             bytes: Bytes::from_static(b"start"),
         };
-        Some(Box::pin(stream::iter([Ok(chunk)])))
+        let first = stream::iter([Ok(chunk)]);
+        let output: OutputStream = match self.0 {
+            Fault::Lost | Fault::Cut => Box::pin(first),
+            Fault::Stopped { has_begun: true } => Box::pin(first.chain(stream::pending())),
+            Fault::Stopped { has_begun: false } => Box::pin(stream::pending()),
+        };
+        Some(output)
     }
 
     fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>> {
-        None
+        match self.0 {
+            Fault::Lost | Fault::Cut => None,
+            Fault::Stopped { .. } => Some(Box::new(UnreadPipe)),
+        }
     }
 
     async fn signal(&mut self, _signal: Signal) -> Result<(), SandboxError> {
@@ -237,7 +253,18 @@ impl Process for FaultyProcess {
                 tokio::task::yield_now().await;
                 Ok(Exit::new(ExitStatus::TimedOut { limit }, limit))
             }
+            Fault::Stopped { .. } => std::future::pending().await,
         }
+    }
+}
+
+/// The input of a stopped program, with room for a little.
+struct UnreadPipe;
+
+#[async_trait]
+impl ProcessStdin for UnreadPipe {
+    async fn write(&mut self, _data: Bytes) -> Result<(), SandboxError> {
+        Ok(())
     }
 }
 
@@ -340,6 +367,26 @@ async fn download_that_was_cut_off_does_not_look_complete() {
     assert_eq!(answer.status(), StatusCode::OK);
     let body = tokio::time::timeout(DEADLINE, answer.into_body().collect());
     assert!(body.await.unwrap().is_err());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn transfers_end_although_their_program_is_stopped() {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty::new(&directory));
+    let mut limits = ServerLimits::default();
+    limits.idle = Duration::from_millis(300);
+    let server = serve_in(directory, |_| Server::builder(backend).limits(limits)).await;
+    let sandbox = server.create_default().await;
+    for name in ["stopped-early", "stopped-late"] {
+        // A new file needs no program.
+        let put = sandbox.put(name, "new").await;
+        assert_eq!(put.status, StatusCode::OK, "{put:?}");
+        let put = sandbox.put(name, "other").await;
+        assert_eq!(put.status, StatusCode::GATEWAY_TIMEOUT, "{put:?}");
+    }
+    let get = sandbox.get("/files?path=/etc/group").await;
+    assert_eq!(get.status, StatusCode::GATEWAY_TIMEOUT, "{get:?}");
     server.stop().await;
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{AppendHeaders, IntoResponse as _, Response};
@@ -11,9 +12,11 @@ use cantle_core::sandbox::{
 };
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, header};
+use tokio::time::timeout;
 
 use super::FileQuery;
 use super::range::{self, RangeRequest};
+use crate::body::BodyError;
 use crate::envd::directories::listing::{self, StartLink};
 use crate::envd::error::{EnvdError, Result, RpcCode, plain};
 use crate::envd::path;
@@ -75,7 +78,8 @@ pub(super) async fn serve(
         Ok(data) => (data, size_is_reliable),
         Err(error) => match error.kind() {
             SandboxErrorKind::OutsideSandbox if requested == RangeRequest::Whole => {
-                (read_outside(sandbox, &path).await?, false)
+                let idle = live.commands.idle_timeout;
+                (read_outside(sandbox, &path, idle).await?, false)
             }
             SandboxErrorKind::NotFound => return Err(missing()),
             _ => return Err(error.into()),
@@ -95,8 +99,13 @@ pub(super) async fn serve(
     Ok((status, AppendHeaders(sizes), body).into_response())
 }
 
-/// Reads a file outside the backend's directories with a command.
-async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStream> {
+/// Reads a file outside the backend's directories with a command. Other commands of the sandbox can stop it: it fails if
+/// there is no data for as long as `idle`.
+async fn read_outside(
+    sandbox: SandboxUse,
+    path: &SandboxPath,
+    idle: Duration,
+) -> Result<ByteStream> {
     let argv = ["cat".into(), "--".into(), listing::os_path(path)];
     let request = SpawnRequest::argv(argv).with_background(Background::Kill);
     let descriptors = sandbox.account.take_descriptors()?;
@@ -112,7 +121,8 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
             Err(error) => Some(Err(error)),
         }
     }));
-    let Some(first) = chunks.next().await else {
+    let first = timeout(idle, chunks.next()).await;
+    let Some(first) = first.map_err(|_| BodyError::Idle)? else {
         if process.wait().await?.status.success() {
             return Ok(Box::pin(stream::empty()));
         }
@@ -121,18 +131,20 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
     };
     // The stream keeps the command alive, and fails if the command was ended before the end of the file.
     let parts = (chunks, process, sandbox, descriptors);
-    let rest = stream::unfold(Some(parts), |parts| async move {
+    let rest = stream::unfold(Some(parts), move |parts| async move {
         let mut parts = parts?;
-        if let Some(chunk) = parts.0.next().await {
-            return Some((chunk, Some(parts)));
-        }
-        let error = match parts.1.wait().await {
-            Ok(exit) if exit.status.success() => return None,
-            Ok(exit) => {
-                let message = format!("reading the file ended early: {}", exit.status);
-                SandboxError::io("failed to read a file", io::Error::other(message))
-            }
-            Err(error) => error,
+        let failed = |error| SandboxError::io("failed to read a file", error);
+        let error = match timeout(idle, parts.0.next()).await {
+            Ok(Some(chunk)) => return Some((chunk, Some(parts))),
+            Ok(None) => match parts.1.wait().await {
+                Ok(exit) if exit.status.success() => return None,
+                Ok(exit) => {
+                    let message = format!("reading the file ended early: {}", exit.status);
+                    failed(io::Error::other(message))
+                }
+                Err(error) => error,
+            },
+            Err(_) => failed(io::ErrorKind::TimedOut.into()),
         };
         Some((Err(error), None))
     });

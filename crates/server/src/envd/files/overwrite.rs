@@ -59,15 +59,18 @@ pub(super) async fn overwrite(
         return Ok(false);
     };
     let mut messages = Vec::new();
-    let mut is_open = false;
-    while let Some(chunk) = output.try_next().await? {
-        if chunk.channel == Channel::Stdout {
-            is_open = true;
-            break;
+    let opening = async {
+        while let Some(chunk) = output.try_next().await? {
+            if chunk.channel == Channel::Stdout {
+                return Ok::<_, SandboxError>(true);
+            }
+            keep(&mut messages, &chunk.bytes);
         }
-        keep(&mut messages, &chunk.bytes);
-    }
-    if is_open {
+        Ok(false)
+    };
+    // Commands of the sandbox can stop the program.
+    let is_open = timeout(idle, opening).await;
+    if is_open.map_err(|_| BodyError::Idle)?? {
         let feeding = async {
             while let Some(chunk) = data.try_next().await? {
                 match timeout(idle, stdin.write(chunk)).await {
@@ -80,13 +83,20 @@ pub(super) async fn overwrite(
             drop(stdin);
             Ok(())
         };
-        let reading = async {
+        let mut reading = std::pin::pin!(async {
             while let Some(Ok(chunk)) = output.next().await {
                 keep(&mut messages, &chunk.bytes);
             }
-            Ok(())
-        };
-        futures_util::future::try_join(feeding, reading).await?;
+        });
+        tokio::select! {
+            // The program has ended before its input; its exit says why.
+            () = &mut reading => {}
+            fed = feeding => {
+                fed?;
+                let read = timeout(idle, reading).await;
+                read.map_err(|_| BodyError::Idle)?;
+            }
+        }
     }
     let exit = timeout(idle, process.wait()).await;
     let exit = exit.map_err(|_| BodyError::Idle)??;
