@@ -184,8 +184,11 @@ impl SavedSettings {
         serde_json::to_value(self).context("this run can't be kept for resuming; use --no-keep")
     }
 
-    /// Reads what [`Self::new`] has kept.
-    pub(crate) fn read(kept: Value) -> serde_json::Result<Self> {
+    /// Reads what [`Self::new`] has kept, or version 0.1.0.
+    pub(crate) fn read(mut kept: Value) -> serde_json::Result<Self> {
+        if let Some(kept) = kept.as_object_mut() {
+            upgrade(kept)?;
+        }
         serde_json::from_value(kept)
     }
 
@@ -235,6 +238,52 @@ impl SavedSettings {
         let replay = replay.map(|saved| args.replay.as_ref().unwrap_or(saved));
         RunConfig::with_policy(layers, policy, replay.map(PathBuf::as_path))
     }
+}
+
+/// The model of a run of version 0.1.0.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OldModel {
+    Served(Layer),
+    Recording(Value),
+}
+
+/// Converts what version 0.1.0 kept to the present form.
+fn upgrade(kept: &mut Layer) -> serde_json::Result<()> {
+    let Some(model) = kept.remove("model") else {
+        return Ok(());
+    };
+    let mut settings = Layer::new();
+    match serde_json::from_value(model)? {
+        OldModel::Recording(path) => drop(kept.insert("replay".to_owned(), path)),
+        OldModel::Served(mut served) => {
+            for group in ["choice", "serving"] {
+                if let Some(Value::Object(group)) = served.remove(group) {
+                    settings.extend(group);
+                }
+            }
+            let slug = served.remove("slug");
+            settings.extend(slug.map(|slug| ("model".to_owned(), slug)));
+            if served.remove("stream") == Some(Value::Bool(false)) {
+                settings.insert("no_stream".to_owned(), Value::Bool(true));
+            }
+            settings.extend(served);
+        }
+    }
+    for (old, name) in [
+        ("system_prompt", "system_prompt"),
+        ("max_turns", "max_turns"),
+        ("timeout_s", "timeout"),
+        ("backend", "backend"),
+    ] {
+        settings.extend(kept.remove(old).map(|value| (name.to_owned(), value)));
+    }
+    let by_directory = settings.remove("by_directory");
+    let is_directory_endpoint = by_directory.unwrap_or(Value::Bool(false));
+    settings.retain(|_, value| !value.is_null());
+    kept.insert("is_directory_endpoint".to_owned(), is_directory_endpoint);
+    kept.insert("settings".to_owned(), Value::Object(settings));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -310,5 +359,40 @@ mod tests {
         let written = serde_json::to_value(&saved).unwrap();
         let read = SavedSettings::read(written.clone()).unwrap();
         assert_eq!(serde_json::to_value(&read).unwrap(), written);
+    }
+
+    #[test]
+    fn settings_of_version_0_1_0_are_read() {
+        let kept = |model: Value| {
+            json!({
+                "model": model, "system_prompt": "@text", "max_turns": 5, "timeout_s": 60.0,
+                "backend": "local", "policy": {"network": "off", "strictness": "strict"}, "schema": null,
+                "approve": "ask", "output_dir": "/out", "asks_user": true,
+                "offers": {"calculator": true, "view_image": false},
+            })
+        };
+        let served = json!({"served": {
+            "slug": "m", "max_tokens": 100, "context_window": null, "stream": false, "serving": {"rpm": 9},
+            "choice": {
+                "provider": null, "api": "chat", "base_url": "http://127.0.0.1:1/v1", "by_directory": true,
+            },
+        }});
+        let saved = SavedSettings::read(kept(served)).unwrap();
+        let settings = json!({
+            "model": "m", "max_tokens": 100, "no_stream": true, "rpm": 9, "api": "chat",
+            "base_url": "http://127.0.0.1:1/v1", "system_prompt": "@text", "max_turns": 5,
+            "timeout": 60.0, "backend": "local",
+        });
+        assert_eq!(Value::Object(saved.settings.clone()), settings);
+        assert!(saved.is_directory_endpoint && saved.asks_user && saved.extra_tools.calculator);
+        assert_eq!(saved.output_dir, Some("/out".into()));
+
+        let kept = kept(json!({"recording": "/r"}));
+        assert!(SavedSettings::read(kept.clone()).unwrap().is_replay());
+        let config = resumed(&kept, &["--max-turns", "7"]).unwrap();
+        assert_eq!(config.settings.max_turns(), 7);
+        assert_eq!(config.settings.timeout().as_secs(), 60);
+        assert_eq!(config.settings.system_prompt.as_deref(), Some("@text"));
+        assert_eq!(json!(config.policy), kept["policy"]);
     }
 }
