@@ -65,7 +65,15 @@ impl SubAgentProgress {
             EventKind::RunStarted { model, .. } => {
                 state.models.insert(event.run, model.clone());
             }
-            EventKind::RunResumed { turns } if is_own => state.turns = *turns,
+            EventKind::RunResumed { turns, ledger } if is_own => {
+                state.turns = *turns;
+                state.ledger.clone_from(ledger);
+            }
+            // The ledger of its caller does not contain it before it ends.
+            EventKind::RunResumed { ledger, .. } => {
+                let calls = ledger.all_model_calls().cloned();
+                state.ledger.model_calls.extend(calls);
+            }
             EventKind::ModelAnswered {
                 turn,
                 text,
@@ -111,7 +119,7 @@ impl SubAgentProgress {
                 state.running_tool = Some(tool.clone());
             }
             EventKind::ToolFinished { .. } if is_own => state.running_tool = None,
-            // It also has the costs of earlier processes, and tool calls.
+            // It also has tool calls.
             EventKind::RunFinished { ledger, .. } if is_own => state.ledger.clone_from(ledger),
             _ => {}
         }
@@ -161,6 +169,16 @@ mod tests {
         }
     }
 
+    /// The ledger of a sub-agent's run after these events.
+    fn ledger_after(run: RunId, events: impl IntoIterator<Item = (RunId, EventKind)>) -> Ledger {
+        let progress = SubAgentProgress::default();
+        for (number, (of, kind)) in (0..).zip(events) {
+            let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
+            progress.update(&event, run);
+        }
+        progress.ledger()
+    }
+
     #[test]
     fn the_ledger_of_a_run_that_ended_is_whole() {
         let run = RunId::new();
@@ -179,17 +197,35 @@ mod tests {
         };
         let events = [
             (run, started("large")),
-            // The first turn was made in an earlier process.
             (run, answered(2)),
             (RunId::new(), finished(1, &Ledger::default())),
             (run, finished(2, &ledger)),
         ];
-        let progress = SubAgentProgress::default();
-        for (number, (of, kind)) in (0..).zip(events) {
-            let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
-            progress.update(&event, run);
-        }
-        assert_eq!(progress.ledger(), ledger);
+        assert_eq!(ledger_after(run, events), ledger);
+    }
+
+    #[test]
+    fn model_calls_of_earlier_processes_are_in_the_ledger() {
+        let (run, nested) = (RunId::new(), RunId::new());
+        let resumed = |input| {
+            let mut ledger = Ledger::default();
+            let call = ModelCall::new("large", CallPurpose::Turn, usage(input), Duration::ZERO);
+            ledger.model_calls.push(call);
+            EventKind::RunResumed { turns: 1, ledger }
+        };
+        let events = [
+            (run, started("large")),
+            (run, resumed(1)),
+            (nested, started("large")),
+            (nested, resumed(2)),
+            (run, answered(4)),
+        ];
+        let ledger = ledger_after(run, events);
+        let calls = ledger.model_calls.iter();
+        assert_eq!(
+            calls.map(|call| call.usage.input).collect::<Vec<_>>(),
+            [1, 2, 4]
+        );
     }
 
     #[test]
@@ -221,12 +257,7 @@ mod tests {
             (run, summary),
             (run, answered(5)),
         ];
-        let progress = SubAgentProgress::default();
-        for (number, (of, kind)) in (0..).zip(events) {
-            let event = Event::new(Some(number), of, UNIX_EPOCH, kind);
-            progress.update(&event, run);
-        }
-        let ledger = progress.ledger();
+        let ledger = ledger_after(run, events);
         let calls = ledger.model_calls.iter();
         let calls: Vec<_> = calls
             .map(|call| (&*call.model, call.purpose, call.usage.input))

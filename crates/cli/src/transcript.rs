@@ -71,7 +71,7 @@ impl Transcript {
                 self.note(&format!("It replaces {replaced} messages."));
                 self.paragraph(text);
             }
-            EventKind::RunResumed { turns } => {
+            EventKind::RunResumed { turns, .. } => {
                 let turns = plural(u64::from(*turns), "turn", "turns");
                 self.note(&format!("Resumed after {turns}."));
             }

@@ -169,6 +169,9 @@ pub enum EventKind {
     RunResumed {
         /// Number of turns before the interruption.
         turns: u32,
+        /// The ledger before it. Sub-agents that are resumed, too, report their own.
+        #[serde(default)]
+        ledger: Ledger,
     },
     /// A tool call needs approval.
     ApprovalRequested {

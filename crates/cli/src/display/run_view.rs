@@ -111,7 +111,7 @@ impl RunView {
                 lines.extend(summary);
                 lines
             }
-            EventKind::RunResumed { turns } => {
+            EventKind::RunResumed { turns, .. } => {
                 let turns = plural(u64::from(*turns), "turn", "turns");
                 note(&format!("resumed after {turns}"), style)
             }
@@ -161,13 +161,13 @@ impl RunView {
             } => {
                 self.estimated |= usage_estimated;
                 self.has_list_prices |= list_price_date.is_some();
-                (usage, cost_usd)
+                (*usage, *cost_usd)
             }
             EventKind::ModelRetry {
                 usage, cost_usd, ..
             } => {
                 self.estimated |= usage.total() > 0;
-                (usage, cost_usd)
+                (*usage, *cost_usd)
             }
             EventKind::HistorySummarized {
                 usage,
@@ -176,12 +176,19 @@ impl RunView {
                 ..
             } => {
                 self.estimated |= usage_estimated;
-                (usage, cost_usd)
+                (*usage, *cost_usd)
+            }
+            // Those of earlier processes.
+            EventKind::RunResumed { ledger, .. } => {
+                let estimated = ledger.estimated_usage();
+                self.estimated |= estimated.total() > 0;
+                self.has_list_prices |= ledger.costs().list_price_usd.is_some();
+                (ledger.reported_usage() + estimated, ledger.cost_usd())
             }
             _ => return,
         };
-        self.usage += *usage;
-        self.cost_usd = add_costs(self.cost_usd, *cost_usd);
+        self.usage += usage;
+        self.cost_usd = add_costs(self.cost_usd, cost_usd);
     }
 
     /// Adds text of the model, which ends its reasoning.

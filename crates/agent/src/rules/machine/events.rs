@@ -58,6 +58,7 @@ impl Machine {
             }
             Fact::Resumed { .. } => Some(EventKind::RunResumed {
                 turns: self.turns(),
+                ledger: self.ledger().clone(),
             }),
             _ => None,
         }

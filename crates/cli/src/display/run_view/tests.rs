@@ -1,5 +1,5 @@
 use cantle::core::event::RunStatus;
-use cantle::core::ledger::Ledger;
+use cantle::core::ledger::{CallPurpose, Ledger, ModelCall};
 use cantle::core::policy::{Network, PolicyField};
 use cantle::core::sandbox::{EnforcedBy, Enforcement, Isolation, SandboxInfo, SandboxPath};
 use serde_json::json;
@@ -318,6 +318,33 @@ fn status_displays_costs_and_how_they_are_known() {
     ]
     .map(|event| status(&event));
     assert_eq!(displayed, expected);
+}
+
+#[test]
+fn status_includes_what_earlier_processes_used() {
+    let mut call = ModelCall::new(
+        "gpt-5",
+        CallPurpose::Turn,
+        TokenUsage {
+            input: 1_000,
+            answer: 20,
+            ..TokenUsage::default()
+        },
+        Duration::ZERO,
+    );
+    call.cost_usd = Some(0.25);
+    let mut ledger = Ledger::default();
+    ledger.model_calls.push(call);
+    let mut view = RunView {
+        max_turns: 30,
+        ..RunView::default()
+    };
+    view.count(&EventKind::RunResumed { turns: 1, ledger });
+    view.count(&answered(2, ""));
+    assert_eq!(
+        view.status(Duration::ZERO),
+        "turn 1/30 · 2.2k in (200 cached) · 70 out · $0.2500 · 0:00"
+    );
 }
 
 #[test]
