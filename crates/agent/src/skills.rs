@@ -46,9 +46,9 @@ struct Skill {
 impl Skills {
     /// Loads the skills of a directory. Reads files, and therefore blocks.
     pub(crate) fn load(directory: &Path) -> Result<Self, SkillsError> {
-        let failed = |source| SkillsError {
+        let failed = |error| SkillsError {
             directory: directory.to_owned(),
-            source,
+            error,
         };
         let root = directory.canonicalize().map_err(failed)?;
         let entries = std::fs::read_dir(&root).map_err(failed)?;
@@ -175,10 +175,10 @@ fn one_line(text: &str, chars: usize) -> String {
 
 /// The error of an unreadable directory of skills.
 #[derive(Debug, thiserror::Error)]
-#[error("the skills in `{}` can't be read: {source}", directory.display())]
+#[error("the skills in `{}` can't be read: {error}", directory.display())]
 pub(crate) struct SkillsError {
     directory: PathBuf,
-    source: io::Error,
+    error: io::Error,
 }
 
 #[cfg(test)]

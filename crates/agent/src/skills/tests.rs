@@ -1,3 +1,4 @@
+use std::error::Error as _;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
@@ -202,8 +203,9 @@ fn a_directory_that_can_not_be_read_is_an_error() {
         ),
         (directory.path().join("a").join(FILE), "Not a directory"),
     ] {
-        let error = Skills::load(&path).expect_err(why).to_string();
+        let error = Skills::load(&path).expect_err(why);
         let expected = format!("the skills in `{}` can't be read: {why}", path.display());
-        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        assert!(error.source().is_none(), "the message has it");
     }
 }

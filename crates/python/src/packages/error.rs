@@ -21,8 +21,8 @@ enum PackageFailure {
     Failed(String),
     #[error(transparent)]
     Sandbox(SandboxError),
-    #[error("{doing}: {source}")]
-    Io { doing: String, source: io::Error },
+    #[error("{doing}: {error}")]
+    Io { doing: String, error: io::Error },
 }
 
 /// The kind of a [`PackageError`].
@@ -62,9 +62,9 @@ impl PackageError {
         Self::failed(format!("{doing} failed ({status}):\n  {shown}"))
     }
 
-    pub(super) fn io(doing: &str, path: &Path, source: io::Error) -> Self {
+    pub(super) fn io(doing: &str, path: &Path, error: io::Error) -> Self {
         let doing = format!("failed to {doing} {}", path.display());
-        Self(PackageFailure::Io { doing, source })
+        Self(PackageFailure::Io { doing, error })
     }
 
     /// Returns the kind of error.
@@ -81,5 +81,19 @@ impl PackageError {
 impl From<SandboxError> for PackageError {
     fn from(error: SandboxError) -> Self {
         Self(PackageFailure::Sandbox(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_in_the_message_is_no_source() {
+        let error = PackageError::io("read", Path::new("/x"), io::Error::other("broken"));
+        assert_eq!(error.to_string(), "failed to read /x: broken");
+        assert!(error.source().is_none());
     }
 }

@@ -199,7 +199,7 @@ pub enum AnswerError {
     NotOpen(QuestionId),
     /// The answer is invalid, and the question stays open.
     #[error("question {0} is not answered: {1}")]
-    Invalid(QuestionId, #[source] InvalidAnswer),
+    Invalid(QuestionId, InvalidAnswer),
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+use std::error::Error as _;
+
 use futures_util::FutureExt as _;
 
 use super::*;
@@ -26,6 +28,7 @@ async fn questions_are_answered_in_any_order() {
         assert_eq!(error, AnswerError::NotOpen(second.id.clone()));
         let error = answers.answer(&first.id, "c").unwrap_err();
         assert!(matches!(error, AnswerError::Invalid(..)), "{error}");
+        assert!(error.source().is_none(), "the message has it");
         answers.answer(&first.id, "a").expect("an answer");
     };
     let ((first, second), ()) = tokio::join!(asking, answering);
