@@ -38,7 +38,7 @@ const END_DEADLINE: Duration = Duration::from_secs(90);
 const MAX_GROWTH: f64 = 1.1;
 const MIN_GROWTH_TIME: Duration = Duration::from_mins(30);
 
-/// What was given to a soak test.
+/// The options of a soak test.
 pub(crate) struct Soak {
     pub(crate) time: Duration,
     pub(crate) sandboxes: usize,

@@ -8,8 +8,8 @@
 set -eu
 directory=$1
 shift
-# Somebody must reap what containers leave: dockerd doesn't, as the first process. What is said of the
-# network keeps it from changing the host's, and what runs in a container may not care for TERM.
+# docker-init reaps orphans of containers, which dockerd as the first process does not. The network options
+# keep it from changing the host's network. Programs in containers may ignore TERM.
 exec unshare --mount --pid --fork --kill-child --mount-proc docker-init -- "$@" \
     dockerd \
     --host "unix://$directory/docker.sock" \

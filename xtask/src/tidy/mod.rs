@@ -14,7 +14,7 @@ const MAX_LINES: usize = 600;
 const FORBIDDEN: &[(&str, &str)] = &[("to", "do!("), ("FIX", "ME"), ("db", "g!(")];
 
 fn sources() -> Vec<(PathBuf, String)> {
-    texts(&["crates", "fuzz", "xtask", "examples"], &["rs"])
+    texts(&["benches", "crates", "fuzz", "xtask", "examples"], &["rs"])
 }
 
 /// Returns the files with these extensions, and `.ci/run`, in the root of the repository and below the given directories:

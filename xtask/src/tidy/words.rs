@@ -131,9 +131,11 @@ fn example_hosts_are_reserved_for_examples() {
 }
 
 /// Openings of doc comments and words that the project's style avoids. In halves, as above.
-const VOICE: [(&str, &str); 6] = [
+const VOICE: [(&str, &str); 8] = [
     ("no", "body"),
+    ("No", "body"),
     ("some", "body"),
+    ("Some", "body"),
     ("/// Wh", "at "),
     ("/// Wh", "o "),
     ("//! Wh", "at "),

@@ -79,7 +79,7 @@ async fn memory_limit_creates_a_group_that_ends_with_the_sandbox() {
     assert_eq!(groups.len(), 1, "{groups:?}");
     let group = groups.first().unwrap();
     let inside = fs::read_to_string(group.join("cgroup.procs")).unwrap();
-    assert_eq!(inside.lines().count(), 1, "init, and nobody else of ours");
+    assert_eq!(inside.lines().count(), 1, "init alone");
     assert_eq!(stdout(&*sandbox, "echo $((6 * 7))").await, "42\n");
     sandbox.close().await.unwrap();
     assert_eq!(groups_of(&name), BTreeSet::new());

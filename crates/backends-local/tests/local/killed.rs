@@ -107,7 +107,7 @@ async fn begin(sandbox: &Arc<dyn Sandbox>, phase: Phase, mark: RunId, outputs: &
             Box::pin(async move {
                 while let Some(Ok(_)) = output.next().await {}
                 if let Some(writing) = writing {
-                    assert!(writing.await.unwrap().is_err(), "nobody read it");
+                    assert!(writing.await.unwrap().is_err(), "it was not read");
                 }
                 closing.await.unwrap()?;
                 process.wait().await.map(|exit| exit.status)

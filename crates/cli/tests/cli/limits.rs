@@ -99,7 +99,7 @@ async fn approval_rules_deny_calls() {
         "{exited:?}"
     );
 
-    // Nobody could be asked: nothing is started.
+    // There is no user to ask: nothing is started.
     let asking = rules.replace("deny", "ask");
     let misspelled = rules.replace("code_exec", "codeexec");
     let no_argument = rules.replace("cmd =", "command =");
