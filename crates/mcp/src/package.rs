@@ -1,6 +1,5 @@
 //! Packages that servers are started from, as `npx -y PACKAGE` and `uvx PACKAGE` name them.
 
-use std::any::Any;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,12 +39,16 @@ pub struct InstalledPackage {
     /// The paths that it needs to read.
     pub read_roots: Vec<PathBuf>,
     /// Keeps the package while it is used.
-    _guard: Arc<dyn Any + Send + Sync>,
+    _guard: Arc<dyn fmt::Debug + Send + Sync>,
 }
 
 impl InstalledPackage {
     /// Creates it. `guard` is dropped when the package is not used any more.
-    pub fn new(program: PathBuf, read_roots: Vec<PathBuf>, guard: impl Any + Send + Sync) -> Self {
+    pub fn new(
+        program: PathBuf,
+        read_roots: Vec<PathBuf>,
+        guard: impl fmt::Debug + Send + Sync + 'static,
+    ) -> Self {
         Self {
             program,
             read_roots,
