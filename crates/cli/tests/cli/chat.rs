@@ -204,20 +204,27 @@ async fn interrupt_cancels_the_message_and_the_conversation_goes_on() {
 
 #[tokio::test]
 async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
+    let gate = TestEnv::new();
+    let wait = format!(
+        "until [ -e {} ]; do sleep 0.01; done",
+        gate.path("go").display()
+    );
     let script = Script::new()
-        .turn(command("sleep 1"))
+        .turn(command(&wait))
         .turn(command("echo approved"))
         .turn(finish("Done.", &[]));
     let (server, env) = served(script).await;
     let rules = "default = \"allow\"\n[[rule]]\ntool = \"code_exec\"\narguments = { cmd = \"echo*\" }\npermission = \"ask\"\n";
     env.write("rules.toml", rules);
-    let Some(mut chat) = Terminal::chat(&env, "--approve rules.toml Work") else {
+    let args = "--policy unconfined --approve rules.toml Work";
+    let Some(mut chat) = Terminal::chat(&env, args) else {
         return;
     };
-    chat.shows("sleep 1").await;
+    chat.shows("until [ -e ").await;
     // A message, and the beginning of another, which looks like an answer.
     chat.types("also count\ry").await;
     chat.shows("for the model's next turn: also count").await;
+    gate.write("go", "");
     chat.shows("Run this command?").await;
     chat.shows("> ").await;
     chat.types("n not now\n").await;
