@@ -2,15 +2,11 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use cantle_testkit::openai::{Script, ScriptedServer};
-use rustix::process::Signal;
 use serde_json::Value;
-use tokio::process::Child;
-use tokio::time::timeout;
 
-use crate::support::{DEADLINE, TestEnv, send, wait_for_exit};
+use crate::support::TestEnv;
 use crate::{command, finish, nothing_to_do};
 
 const WORKSPACES: &str = ".local/state/cantle/workspaces";
@@ -132,31 +128,34 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.unwrap().success());
 }
 
-/// Waits for the last model call, and stops the program there.
-async fn stop_at_last_call(server: &ScriptedServer, child: &Child) {
-    timeout(DEADLINE, server.received(2)).await.unwrap();
-    send(child, Signal::STOP);
+/// Starts a model for a run that executes a command and finishes. Its working directory is copied to `copy` during the
+/// last model call, whose answer it waits for.
+async fn copied(cmd: &str, paths: &'static [&'static str]) -> (ScriptedServer, TestEnv) {
+    let env = TestEnv::new();
+    let (workspaces, to) = (env.path(WORKSPACES), env.path("copy"));
+    let script = Script::new().turn(command(cmd)).then_with(move |_| {
+        copy(&workspaces, &to);
+        finish("all done", paths)
+    });
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = env.with_server(&server.url());
+    (server, env)
 }
 
 #[tokio::test]
 async fn resume_writes_a_missing_result_file() {
-    let last = finish("all done", &["out.txt"]).latency(Duration::from_secs(3));
-    let (server, env) = served(Script::new().turn(command("echo hi > out.txt")).turn(last)).await;
+    let (server, env) = copied("echo hi > out.txt", &["out.txt"]).await;
     let env = env.set("CANTLE_KEEP_DAYS", "0");
-    let run = ["run", "Write", "--output-dir", "out"];
-    let child = env.command(run).spawn().unwrap();
-    stop_at_last_call(&server, &child).await;
-    // The working directory during the last model call.
-    let name = env.list(WORKSPACES).remove(0);
-    let workspace = env.path(WORKSPACES).join(&name);
-    copy(&workspace, &env.path("copy"));
-    send(&child, Signal::CONT);
-    let first = wait_for_exit(child).await;
+    let first = env.run(["run", "Write", "--output-dir", "out"]).await;
     assert_eq!(first.code, Some(0), "{first:?}");
     let result = env.result("out");
     assert_eq!(env.list(WORKSPACES), [""; 0]);
     // The state after a kill between the journal's last entry and the result file.
-    copy(&env.path("copy"), &workspace);
+    let name = env.list("copy").remove(0);
+    copy(
+        &env.path("copy").join(&name),
+        &env.path(WORKSPACES).join(&name),
+    );
     std::fs::remove_dir_all(env.path("out")).unwrap();
 
     let again = env.run(["run", "--resume", "last"]).await;
@@ -180,22 +179,18 @@ async fn resume_writes_a_missing_result_file() {
 
 #[tokio::test]
 async fn gc_removes_orphaned_working_directories() {
-    let last = finish("all done", &[]).latency(Duration::from_secs(3));
-    let (server, env) = served(Script::new().turn(command("echo hi > a")).turn(last)).await;
-    let child = env.command(["run", "Write"]).spawn().unwrap();
-    stop_at_last_call(&server, &child).await;
-    let name = env.list(WORKSPACES).remove(0);
-    let workspace = env.path(WORKSPACES).join(&name);
-    copy(&workspace, &env.path("copy"));
-    send(&child, Signal::CONT);
-    let first = wait_for_exit(child).await;
+    let (_server, env) = copied("echo hi > a", &[]).await;
+    let first = env.run(["run", "Write"]).await;
     assert_eq!(first.code, Some(0), "{first:?}");
+    let name = env.list("copy").remove(0);
+    let kept = env.path("copy").join(&name);
+    let workspace = env.path(WORKSPACES).join(&name);
     // One that a journal names, one that no journal names, and a young one.
     let (head, _) = name.split_at(name.len() - 6);
     let orphan = env.path(WORKSPACES).join(format!("{head}bbbbbb"));
     let young = env.path(WORKSPACES).join(format!("{head}aaaaaa"));
     for to in [&workspace, &orphan, &young] {
-        copy(&env.path("copy"), to);
+        copy(&kept, to);
     }
     // A process was killed before its run began.
     let begun = env.path(".local/state/cantle/runs/01a2067fefe37241a2a824fac036503a");
@@ -219,7 +214,7 @@ async fn gc_removes_orphaned_working_directories() {
     assert_eq!(left, [true, false, true, false]);
 
     // The journal of a sub-agent that can't be read may name any of them.
-    copy(&env.path("copy"), &orphan);
+    copy(&kept, &orphan);
     let touched = Command::new("touch")
         .args(["-d", "1 hour ago"])
         .arg(&orphan)
