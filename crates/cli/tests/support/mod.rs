@@ -301,7 +301,8 @@ impl Mark {
         self.wait(<[_]>::is_empty).await;
     }
 
-    async fn wait(&self, done: impl Fn(&[Vec<String>]) -> bool) {
+    /// Waits until the arguments of the processes with this mark fulfil a condition.
+    pub(crate) async fn wait(&self, done: impl Fn(&[Vec<String>]) -> bool) {
         until(|| done(&self.processes())).await;
     }
 }
