@@ -4,44 +4,58 @@ use std::process::Stdio;
 
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, TestEnv};
+use crate::support::{DEADLINE, TestEnv, wait_for_exit};
 use crate::{command, finish};
 
-/// Returns what `cantle run` writes to a terminal of 72 columns; `None` without `script(1)`.
-async fn displayed(server: &ScriptedServer, no_color: &str) -> Option<String> {
+/// Starts `cantle run` at a terminal of 72 columns; `None` without `script(1)`.
+fn start(server: &ScriptedServer, no_color: &str, flags: &str) -> Option<(TestEnv, Child)> {
     let env = TestEnv::new()
         .with_server(&server.url())
         .set("NO_COLOR", no_color)
         .set("TERM", "xterm")
         .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-    let line = "stty columns 72; exec \"$PROGRAM\" run 'Count the words'";
+    let line = format!("stty columns 72; exec \"$PROGRAM\" run 'Count the words' {flags}");
     let mut script = env.command_of("script");
-    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let Ok(child) = script.spawn() else {
         eprintln!("SKIPPED: script(1) is not installed");
         return None;
     };
-    let exited = crate::support::wait_for_exit(child).await;
-    assert_eq!(exited.code, Some(0), "{exited:?}");
-    Some(exited.stdout)
+    Some((env, child))
 }
 
 #[tokio::test]
 async fn status_line_and_colours() {
-    let script = Script::new()
-        .turn(command("seq 3"))
-        .turn(finish("There are 3 words.", &[]));
-    let server = ScriptedServer::start(script).await.unwrap();
     for (no_color, coloured) in [("", true), ("1", false)] {
-        let Some(text) = displayed(&server, no_color).await else {
+        let gate = TestEnv::new();
+        let go = gate.path("go");
+        // The first turn lasts until its status was seen.
+        let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
+        let script = Script::new()
+            .turn(command(&wait))
+            .turn(finish("There are 3 words.", &[]));
+        let server = ScriptedServer::start(script).await.unwrap();
+        let Some((_env, mut child)) = start(&server, no_color, "--policy unconfined") else {
             return;
         };
+        let mut shown = Vec::new();
+        let stdout = child.stdout.as_mut().unwrap();
+        let reading = async {
+            while !shown.ends_with("turn 1/30 · 10 in · 5 out · ".as_bytes()) {
+                shown.push(stdout.read_u8().await.unwrap());
+            }
+        };
+        timeout(DEADLINE, reading).await.unwrap();
+        gate.write("go", "");
+        let exited = wait_for_exit(child).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let text = String::from_utf8(shown).unwrap() + &exited.stdout;
         assert_eq!(text.contains("\u{1b}[1m"), coloured, "{text:?}");
-        assert!(text.contains("turn 1/30 · 0 in · 0 out · "), "{text:?}");
         // The status line is removed before other text and at the end.
-        let (_, end) = text.rsplit_once("turn 2/30").unwrap();
+        let (_, end) = text.rsplit_once("/30 · ").unwrap();
         assert!(
             end.contains("\r\u{1b}[J") && end.contains("There are 3 words."),
             "{end:?}"
@@ -56,9 +70,12 @@ async fn malformed_arguments_are_escaped() {
         .turn(Turn::tool(ToolCall::new("code_exec", nasty)))
         .turn(finish("Gave up.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let Some(text) = displayed(&server, "1").await else {
+    let Some((_env, child)) = start(&server, "1", "") else {
         return;
     };
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let text = exited.stdout;
     assert!(!text.contains("\u{1b}[2J"), "{text:?}");
     let call = "\r\n  $ code_exec {\"cmd\": \"wc\\u{1b}[2J -w\\u{d}\r\n";
     let (_, after) = text.split_once(call).unwrap();
@@ -107,7 +124,7 @@ async fn an_approval_follows_the_explanation_and_edits_the_command() {
     );
     let stdin = child.stdin.as_mut().unwrap();
     stdin.write_all(b"e\n").await.unwrap();
-    let exited = crate::support::wait_for_exit(child).await;
+    let exited = wait_for_exit(child).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
     assert!(exited.stdout.contains("  $ echo two\r\n"), "{exited:?}");
     let request = server.requests()[1].body()["messages"].to_string();
@@ -133,7 +150,7 @@ async fn tty_allocates_a_terminal() {
     stdin.write_all(b"hello\n").await.unwrap();
     // Ends `cat`.
     drop(stdin);
-    let exited = crate::support::wait_for_exit(child).await;
+    let exited = wait_for_exit(child).await;
     assert_eq!(exited.stdout, "hello\r\ngot hello\r\n", "{exited:?}");
     assert_eq!((exited.code, &*exited.stderr), (Some(7), ""), "{exited:?}");
 }
@@ -152,7 +169,7 @@ async fn terminal_mode_is_restored() {
         eprintln!("SKIPPED: script(1) is not installed");
         return;
     };
-    let exited = crate::support::wait_for_exit(child).await;
+    let exited = wait_for_exit(child).await;
     assert!(exited.stdout.contains("31 99\r\n"), "{exited:?}");
     assert!(exited.stdout.contains("code 137\r\nrestored"), "{exited:?}");
 }
