@@ -133,14 +133,16 @@ async fn a_fork_bomb_ends_with_its_call() {
 def stat(id):
     try: return open(f'/proc/{id}/stat').read()
     except OSError: return ') Z'
-deadline = time.monotonic() + 2
+deadline = time.monotonic() + 30
 while True:
     stats = [stat(it) for it in os.listdir('/proc') if it.isdigit()]
     alive = [it for it in stats if it.rpartition(') ')[2][0] != 'Z']
     if len(alive) < 10 or time.monotonic() > deadline: break
     time.sleep(0.05)
 print(len(alive) < 10 or alive)";
-    let counted = session.run(count).await.unwrap();
+    // It has more time than the bomb.
+    let patient = interpreter().attach(Arc::clone(session.sandbox()));
+    let counted = patient.run(count).await.unwrap();
     assert_eq!(counted.stdout.text(), "True\n", "{counted:?}");
     let next = session.execute("main", "'works'").await.unwrap();
     assert!(next.success(), "{next:?}");

@@ -99,8 +99,9 @@ async fn a_run_has_both_streams_and_its_exit() {
 
 #[tokio::test]
 async fn output_is_kept_at_the_time_limit() {
-    let python = interpreter().timeout(Duration::from_secs(1));
-    let code = "import time; print('so far', flush=True)\nwhile True: pass";
+    // It includes the start of Python.
+    let python = interpreter().timeout(Duration::from_secs(6));
+    let code = "import time; print('so far', flush=True)\ntime.sleep(600)";
     let run = python.run(code).await.unwrap();
     assert_eq!(run.outcome, ExecutionOutcome::TimedOut);
     assert_eq!(run.stdout.text(), "so far\n");
@@ -179,13 +180,12 @@ async fn what_changes_between_two_calls_is_an_artifact_of_the_second() {
 #[tokio::test]
 async fn artifacts_are_listed_also_after_a_timeout_and_a_death() {
     let python = interpreter().artifacts(ArtifactLimits::default(), ());
-    let session = python.timeout(Duration::from_secs(1)).open().await.unwrap();
+    let session = python.timeout(Duration::from_secs(6)).open().await.unwrap();
     session
         .run("open('before.txt', 'w').write('x')")
         .await
         .unwrap();
-    let endless =
-        "import os\nopen('late.txt', 'w').write('x'); os.symlink('/etc', 'etc')\nwhile True: pass";
+    let endless = "import os, time\nopen('late.txt', 'w').write('x'); os.symlink('/etc', 'etc')\ntime.sleep(600)";
     let killed = "import os\nopen('last.txt', 'w').write('x'); os.kill(os.getpid(), 9)";
     let names = |run: &Execution| {
         let files = run.artifacts.files.iter();

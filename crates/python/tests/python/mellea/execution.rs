@@ -78,11 +78,11 @@ async fn p10_p12_failures_and_timeouts() {
                 .is_some_and(|it| it.contains("ValueError"))
     );
     let python = tool(PythonToolOptions {
-        policy: Some(seconds(1)),
+        policy: Some(seconds(6)),
         ..on(Tier::Local)
     });
     let code =
-        "import time\nprint('partial', flush=True)\nopen('f', 'w').write('x')\ntime.sleep(10)";
+        "import time\nprint('partial', flush=True)\nopen('f', 'w').write('x')\ntime.sleep(600)";
     let stopped = python.await.run(code).await;
     assert!(stopped.timed_out && stopped.skipped && stopped.artifacts.is_empty());
     assert_eq!(
