@@ -6,7 +6,9 @@ use rustix::process::{Resource, Signal, getrlimit};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, DEFAULT_SIGNALS, Exited, Mark, TestEnv, send, wait_for_exit};
+use crate::support::{
+    DEADLINE, DEFAULT_SIGNALS, Exited, Mark, TestEnv, own_address, send, wait_for_exit,
+};
 
 async fn exec(args: &[&str]) -> Exited {
     let args = ["exec", "--"].iter().chain(args);
@@ -261,9 +263,7 @@ async fn docker_backend_runs_commands_in_containers() {
 #[tokio::test]
 async fn published_ports_lead_to_the_sandbox() {
     let env = TestEnv::new();
-    // An address of this test alone, so that any port of it is free.
-    let id = std::process::id().to_be_bytes();
-    let address = format!("127.{}.{}.{}:8000", 100 + id[1] % 100, id[2], id[3].max(1));
+    let address = own_address(8000);
     let server = "use IO::Socket::INET; $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1:8000') or die; \
                   $| = 1; print \"ready\\n\"; $c = $s->accept; $line = <$c>; print $c \"got $line\"; close $c; print $line";
     let args = ["exec", "--publish", &address, "--", "perl", "-e", server];

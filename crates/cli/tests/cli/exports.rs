@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::finish;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::timeout;
 
 use crate::support::{DEADLINE, TestEnv, static_program, wait_for_exit};
@@ -271,7 +271,10 @@ async fn spans_reach_a_collector() {
     }
     assert!(!text.contains(SECRET), "{text:?}");
 
-    drop(listener);
+    // Bound but not listening, so connections are refused.
+    let missing = TcpSocket::new_v4().unwrap();
+    missing.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = format!("http://{}", missing.local_addr().unwrap());
     let env = env.set("OTEL_EXPORTER_OTLP_ENDPOINT", address);
     let exited = env.run(["run", "Print it"]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, TestEnv, send, wait_for_exit};
+use crate::support::{DEADLINE, TestEnv, own_address, send, wait_for_exit};
 
 /// A running server.
 pub(crate) struct Server {
@@ -80,17 +80,16 @@ fn env() -> TestEnv {
 #[tokio::test]
 async fn files_and_their_addresses_survive_a_restart() {
     let env = env();
-    let server = Server::start(&env, "127.0.0.1:0").await;
+    // Nothing else takes it between the two servers.
+    let address = own_address(8001);
+    let server = Server::start(&env, &address).await;
     let code = json!({"code": "open('/tmp/chart.svg', 'w').write('<svg/>')"});
     let made = server.call("alices-key", "run_python", code).await;
     let url = made["result"]["files"][0]["url"]
         .as_str()
         .unwrap()
         .to_owned();
-    let path = url
-        .strip_prefix(&format!("http://{}", server.address))
-        .unwrap();
-    let address = server.address.clone();
+    let path = url.strip_prefix(&format!("http://{address}")).unwrap();
     server.stop().await;
 
     let server = Server::start(&env, &address).await;

@@ -263,6 +263,13 @@ pub(crate) async fn until(condition: impl Fn() -> bool) {
     timeout(DEADLINE, wait).await.unwrap();
 }
 
+/// Returns an address of this test program alone, so that any port of it is free.
+pub(crate) fn own_address(port: u16) -> String {
+    let id = std::process::id().to_be_bytes();
+    let (second, last) = (100 + id[1] % 100, id[3].max(1));
+    format!("127.{second}.{}.{last}:{port}", id[2])
+}
+
 /// A unique argument by which processes are found in any namespace.
 #[derive(Debug)]
 pub(crate) struct Mark(String);
