@@ -51,7 +51,7 @@ async fn asked(run: &mut Run) -> Asked {
         };
         std::future::ready(question)
     });
-    let next = tokio::time::timeout(Duration::from_secs(30), questions.next());
+    let next = tokio::time::timeout(Duration::from_secs(120), questions.next());
     next.await.unwrap().expect("nothing was asked")
 }
 
@@ -539,7 +539,7 @@ async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_ans
 
     let options = ResumeOptions::default().answers_approvals();
     let resume = async || {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
         loop {
             // The dropped run lets go of its journal when its task is gone.
             match agent.resume(&store, id, options.clone()).await {
@@ -619,7 +619,7 @@ async fn asked_below(run: &mut Run, count: usize) -> Vec<(RunId, String, String)
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), all)
+    tokio::time::timeout(Duration::from_secs(120), all)
         .await
         .unwrap();
     asked
@@ -650,7 +650,7 @@ async fn the_holder_of_a_run_decides_for_its_sub_agents_even_after_a_restart() {
     drop(run);
     drop(session);
 
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
     let session = loop {
         let options = ResumeOptions::default().answers_approvals();
         match agent.resume(&store, id, options).await {

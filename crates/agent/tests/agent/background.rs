@@ -447,7 +447,7 @@ impl Kept {
             }
             self.reached.cancelled().await;
         };
-        tokio::time::timeout(Duration::from_secs(30), waits)
+        tokio::time::timeout(Duration::from_secs(120), waits)
             .await
             .unwrap();
         (session, run)
@@ -457,7 +457,7 @@ impl Kept {
     async fn go_on(&self, run: RunId) {
         self.hangs.store(false, Ordering::SeqCst);
         let agent = self.agent().build().unwrap();
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
         let session = loop {
             match agent
                 .resume(&self.store, run, ResumeOptions::default())

@@ -310,7 +310,7 @@ async fn results_are_on_disk_while_a_hook_waits() {
     let options = SessionOptions::default().kept_in(store.clone(), Value::Null);
     let session = agent.build().unwrap().session(options).await.unwrap();
     let run = session.run("the task").unwrap();
-    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+    tokio::time::timeout(Duration::from_secs(120), reached.cancelled())
         .await
         .unwrap();
     let events = store.events(run.id()).unwrap();

@@ -302,7 +302,7 @@ async fn write_fixtures() {
         let kept = SessionOptions::default().kept_in(RunStore::new(directory.path()), json!({}));
         let session = define(&scene).session(kept).await.unwrap();
         let run = session.run(task).unwrap();
-        tokio::time::timeout(Duration::from_secs(30), scene.reached.cancelled())
+        tokio::time::timeout(Duration::from_secs(120), scene.reached.cancelled())
             .await
             .unwrap();
         drop((run, session));

@@ -67,7 +67,7 @@ impl TestDirectory {
         run: RunId,
         options: ResumeOptions,
     ) -> Session {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
         loop {
             match agent.resume(&self.store, run, options.clone()).await {
                 Ok(session) => return session,
@@ -93,7 +93,7 @@ async fn until_it_calls(run: &mut Run, tool: &str) {
         let is_it = |kind: &EventKind| matches!(kind, EventKind::ToolStarted { tool: name, .. } if name == tool);
         while !is_it(&run.next().await.expect("it ended").kind) {}
     };
-    tokio::time::timeout(Duration::from_secs(30), called)
+    tokio::time::timeout(Duration::from_secs(120), called)
         .await
         .unwrap();
 }
@@ -359,7 +359,7 @@ async fn killed_at(
 ) -> RunId {
     let session = agent.session(test_directory.kept()).await.unwrap();
     let run = session.run("the task").unwrap();
-    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+    tokio::time::timeout(Duration::from_secs(120), reached.cancelled())
         .await
         .unwrap();
     run.id()
@@ -567,7 +567,7 @@ async fn a_sub_agent_that_needs_its_whole_grace_is_still_in_its_callers_ledger()
     let client = Scripted::new(|_, _| calls(&[("helper", "h", json!({"task": "Hang."}))]));
     let session = session(agent(&client).sub_agent(SubAgent::new(&helper, "Hangs."))).await;
     let run = session.run("the task").unwrap();
-    tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
+    tokio::time::timeout(Duration::from_secs(120), reached.cancelled())
         .await
         .unwrap();
     run.cancel();

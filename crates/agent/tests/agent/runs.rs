@@ -176,7 +176,7 @@ async fn dropping_a_run_drops_its_running_calls() {
         }
     }
     drop(run);
-    tokio::time::timeout(Duration::from_secs(30), alive.cancelled())
+    tokio::time::timeout(Duration::from_secs(120), alive.cancelled())
         .await
         .unwrap();
     session.close().await.unwrap();

@@ -193,7 +193,7 @@ pub(crate) async fn session(agent: AgentBuilder) -> Session {
 
 /// Runs a task to its end; a run that hangs fails the test.
 pub(crate) async fn outcome(run: Run) -> Outcome {
-    tokio::time::timeout(Duration::from_secs(30), run.outcome())
+    tokio::time::timeout(Duration::from_secs(120), run.outcome())
         .await
         .expect("the run hangs")
 }
@@ -206,7 +206,7 @@ pub(crate) async fn watch(mut run: Run) -> (Vec<Event>, Outcome) {
             events.push(event);
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), all)
+    tokio::time::timeout(Duration::from_secs(120), all)
         .await
         .expect("the run hangs");
     (events, outcome(run).await)

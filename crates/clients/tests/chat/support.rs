@@ -14,7 +14,7 @@ use futures_util::StreamExt as _;
 use tokio::net::TcpSocket;
 
 /// The longest wait of a test.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) const MODES: [bool; 2] = [true, false];
 

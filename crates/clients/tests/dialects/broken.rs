@@ -87,7 +87,7 @@ async fn replied(dialect: &str, content_type: &str, body: Vec<u8>) -> Result<(),
     let script = Script::new().turn(Turn::text("").fault_always(reply));
     let server = ScriptedServer::start(script).await.unwrap();
     let client = client(dialect, &server.url(), true).unwrap();
-    let answer = tokio::time::timeout(Duration::from_secs(30), ask(&*client)).await;
+    let answer = tokio::time::timeout(Duration::from_secs(120), ask(&*client)).await;
     answer.unwrap().map(drop)
 }
 

@@ -43,7 +43,7 @@ async fn a_store_that_fails_half_way_leaves_neither_record_nor_parts() {
                 tokio::task::yield_now().await;
             }
         };
-        let deadline = std::time::Duration::from_secs(10);
+        let deadline = std::time::Duration::from_secs(60);
         tokio::time::timeout(deadline, aborted)
             .await
             .expect("the upload is aborted");
@@ -69,7 +69,7 @@ async fn a_full_disk_is_an_error_and_leaves_room_again() {
             assert_eq!(error.kind(), FilesErrorKind::Store);
         }
     };
-    let deadline = std::time::Duration::from_secs(10);
+    let deadline = std::time::Duration::from_secs(60);
     tokio::time::timeout(deadline, fits)
         .await
         .expect("the space is free again");
@@ -198,7 +198,7 @@ async fn a_dropped_upload_leaves_nothing() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    let deadline = std::time::Duration::from_secs(10);
+    let deadline = std::time::Duration::from_secs(60);
     tokio::time::timeout(deadline, gone)
         .await
         .expect("the staged file is removed");
@@ -223,7 +223,7 @@ async fn an_upload_that_is_dropped_at_its_end_is_completed() {
             tokio::task::yield_now().await;
         }
     };
-    let deadline = std::time::Duration::from_secs(10);
+    let deadline = std::time::Duration::from_secs(60);
     tokio::time::timeout(deadline, completed)
         .await
         .expect("the parts become the object");
@@ -247,7 +247,7 @@ async fn a_file_that_is_dropped_at_its_end_has_a_record() {
             tokio::task::yield_now().await;
         }
     };
-    let deadline = std::time::Duration::from_secs(10);
+    let deadline = std::time::Duration::from_secs(60);
     tokio::time::timeout(deadline, recorded)
         .await
         .expect("the object gets a record");

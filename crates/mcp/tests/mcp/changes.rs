@@ -35,7 +35,7 @@ async fn grow(set: &dyn ToolSet, server: &str, start: &str) -> String {
             }
         }
     };
-    let grown = tokio::time::timeout(Duration::from_secs(20), growing).await;
+    let grown = tokio::time::timeout(Duration::from_secs(60), growing).await;
     grown.expect("the model is informed")
 }
 

@@ -155,7 +155,7 @@ async fn signal_handlers_of_an_earlier_call_do_not_end_the_interpreter() {
                 signal.signal(signal.SIGALRM, ring)\nsignal.setitimer(signal.ITIMER_REAL, 1)\nkept = 5";
     assert!(execute(&session, code).await.success());
     let file = SandboxPath::new("rang").unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !session.sandbox().is_file(&file).await.unwrap() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(Duration::from_millis(20)).await;
