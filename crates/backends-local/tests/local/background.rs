@@ -81,12 +81,14 @@ async fn kept_children_are_listed_and_die_with_the_sandbox() {
     let request = token.shell(line).with_background(Background::Keep);
     let output = soon(sandbox.run(request)).await.unwrap();
     assert_eq!(output.stdout.text(), "out\n");
-    token.at_least(3).await;
     let mut listed: Vec<u32> = output.exit.background.iter().map(|kept| kept.pid).collect();
     listed.sort_unstable();
-    let mut alive = token.alive();
-    alive.sort_unstable();
-    assert_eq!(listed, alive);
+    eventually(&format!("{listed:?} run"), || {
+        let mut alive = token.alive();
+        alive.sort_unstable();
+        listed.len() == 3 && alive == listed
+    })
+    .await;
     assert!(
         output
             .exit
@@ -100,7 +102,7 @@ async fn kept_children_are_listed_and_die_with_the_sandbox() {
         stdout(&*sandbox, "sleep 0.01 & echo other").await,
         "other\n"
     );
-    assert_eq!(token.alive().len(), 3);
+    eventually("all survive", || token.alive().len() == 3).await;
     sandbox.close().await.unwrap();
     assert_eq!(token.alive(), [0; 0]);
 }

@@ -102,7 +102,7 @@ async fn close_does_not_affect_other_sandboxes() {
         .with_background(Background::Keep);
     other.run(request).await.unwrap();
     one.close().await.unwrap();
-    assert_eq!(token.alive().len(), 1);
+    eventually("it runs", || token.alive().len() == 1).await;
     assert_eq!(stdout(&*other, "echo alive").await, "alive\n");
     other.close().await.unwrap();
     assert_eq!(token.alive(), [0; 0]);

@@ -10,7 +10,7 @@ use cantle_testkit::conformance::{SandboxOptions, sandbox_with, transfers};
 use cantle_testkit::lane;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::Token;
+use crate::support::{Token, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn local_backend_conforms() {
@@ -37,8 +37,12 @@ async fn kill_guard(sandbox: Arc<dyn Sandbox>) -> io::Result<()> {
     let token = Token::new();
     let started = sandbox.spawn(token.shell("sleep 60")).await;
     let _command = started.map_err(io::Error::other)?;
-    token.at_least(1).await;
-    let mut pid = *token.alive().first().ok_or(io::ErrorKind::NotFound)?;
+    let mut pid = 0;
+    eventually("it runs", || {
+        pid = token.alive().first().copied().unwrap_or(0);
+        pid != 0
+    })
+    .await;
     loop {
         match parent(pid)? {
             ours if ours == std::process::id() => break,

@@ -12,7 +12,7 @@ use cantle_core::sandbox::{
 use rustix::process::{Pid, kill_process};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Token, new_runtime, read_until, soon};
+use crate::support::{Token, eventually, new_runtime, read_until, soon};
 
 /// More orders than fit in init's socket.
 const MANY_ORDERS: usize = 2000;
@@ -29,8 +29,13 @@ struct StoppedInit([Pid; 2]);
 
 impl StoppedInit {
     /// Stops the init of the first command with this token.
-    fn of(token: &Token) -> Self {
-        let command = *token.alive().iter().min().unwrap();
+    async fn of(token: &Token) -> Self {
+        let mut command = 0;
+        eventually("a command runs", || {
+            command = token.alive().into_iter().min().unwrap_or(0);
+            command != 0
+        })
+        .await;
         let init = parent(parent(command));
         let both = [parent(init), init].map(|pid| {
             let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -72,7 +77,7 @@ async fn stopping_commands_does_not_wait_for_init() {
         let mut cancelled = sandbox.spawn(request).await.unwrap();
         let mut output = cancelled.take_output().unwrap();
         token.at_least(3).await;
-        let init = StoppedInit::of(&token);
+        let init = StoppedInit::of(&token).await;
         for number in 0..MANY_ORDERS {
             // Different ones: equal orders are sent once.
             let signal = [Signal::INT, Signal::HUP][number % 2];
@@ -110,7 +115,7 @@ fn dropping_a_sandbox_does_not_wait_for_its_end() {
         let sandbox = backend.open(cx).await.unwrap();
         let process = sandbox.spawn(token.shell("sleep 600")).await.unwrap();
         token.at_least(1).await;
-        let init = StoppedInit::of(&token);
+        let init = StoppedInit::of(&token).await;
         drop(process);
         drop(sandbox);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);

@@ -169,7 +169,7 @@ impl Token {
         SpawnRequest::shell(line.replace("TOKEN", &self.0)).with_env("MARK", self.0.as_str())
     }
 
-    /// Returns the running processes with the token.
+    /// Returns the running processes with the token. During an exec, a process has none.
     pub(crate) fn alive(&self) -> Vec<u32> {
         let mut alive = Vec::new();
         for entry in fs::read_dir("/proc").unwrap() {
