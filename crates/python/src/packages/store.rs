@@ -38,7 +38,19 @@ pub(super) struct InstalledSet<C> {
     pub(super) key: String,
     pub(super) path: PathBuf,
     /// Locked against removal.
-    _in_use: Arc<File>,
+    _in_use: Arc<FileLock>,
+}
+
+/// A file that is locked until this is dropped.
+#[derive(Debug)]
+pub(super) struct FileLock(File);
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // A child process that is being started holds the file until its exec, so closing it here would not release the
+        // lock. If this fails, the lock goes with the file.
+        let _ = self.0.unlock();
+    }
 }
 
 /// Runs file operations off the runtime's threads.
@@ -80,7 +92,7 @@ impl Layout {
     }
 
     /// Waits until no other process installs packages.
-    pub(super) async fn lock(&self, progress: &dyn Progress) -> Result<File, PackageError> {
+    pub(super) async fn lock(&self, progress: &dyn Progress) -> Result<FileLock, PackageError> {
         let layout = self.clone();
         let lock = blocking(move || {
             for directory in [layout.sets(), layout.directory.join("requests")] {
@@ -98,7 +110,7 @@ impl Layout {
         let mut is_announced = false;
         loop {
             match lock.try_lock() {
-                Ok(()) => return Ok(lock),
+                Ok(()) => return Ok(FileLock(lock)),
                 Err(fs::TryLockError::WouldBlock) => {
                     if !std::mem::replace(&mut is_announced, true) {
                         progress.output("Waiting for another process that installs packages\n");
@@ -145,7 +157,7 @@ impl Layout {
     }
 
     /// Locks a set that is complete against removal, and marks it as used now.
-    fn in_use(&self, key: &str) -> Result<Option<Arc<File>>, PackageError> {
+    fn in_use(&self, key: &str) -> Result<Option<Arc<FileLock>>, PackageError> {
         let path = self.marker(key);
         // Not for writing: the store may be part of a read-only image.
         let marker = match File::open(&path) {
@@ -161,7 +173,7 @@ impl Layout {
         }
         // Only garbage collection looks at it.
         let _ = marker.set_modified(SystemTime::now());
-        Ok(Some(Arc::new(marker)))
+        Ok(Some(Arc::new(FileLock(marker))))
     }
 
     /// Makes the directory of a set, which `owner` can write until it is complete.
@@ -318,5 +330,17 @@ mod tests {
         let mut left: Vec<_> = left.map(|it| it.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, [".tmpNew", "set.json"]);
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_keeps_no_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let locked = file.reopen().unwrap();
+        locked.try_lock().unwrap();
+        // As a process that is being started has.
+        let _copy = locked.try_clone().unwrap();
+        assert!(file.as_file().try_lock().is_err());
+        drop(FileLock(locked));
+        file.as_file().try_lock().unwrap();
     }
 }
