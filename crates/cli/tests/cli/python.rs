@@ -42,7 +42,7 @@ async fn a_program_is_run_with_its_streams_and_exit_code() {
         "endless.py",
         "print('so far', flush=True)\nwhile True: pass\n",
     );
-    let exited = env.run(["python", "--timeout", "6", "endless.py"]).await;
+    let exited = env.run(["python", "--timeout", "3", "endless.py"]).await;
     assert_eq!((exited.code, &*exited.stdout), (Some(124), "so far\n"));
 }
 

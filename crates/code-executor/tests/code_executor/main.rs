@@ -280,9 +280,9 @@ async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
                 subprocess.Popen(['sleep', '600'])\n\
                 time.sleep(600)";
     // As text, as models write it.
-    let arguments = json!({ "code": code, "timeout": "6" });
+    let arguments = json!({ "code": code, "timeout": "3" });
     let result = user.call("run_python", arguments).await.unwrap();
-    assert_eq!(result["stderr"], "Execution timed out after 6s");
+    assert_eq!(result["stderr"], "Execution timed out after 3s");
     assert_eq!(
         (&result["exit_code"], &result["timed_out"]),
         (&json!(-1), &json!(true))
@@ -458,9 +458,9 @@ async fn shell_refuses_patterns_times_out_and_explains_the_network() {
     });
     assert_eq!(refused, expected);
     // A child that holds the output does not hold the call, and what came until then is kept.
-    let late = shell("echo begun; sleep 1000 & sleep 1000", 6).await;
+    let late = shell("echo begun; sleep 1000 & sleep 1000", 3).await;
     assert_eq!(late["stdout"], "begun\n");
-    assert_eq!(late["stderr"], "Execution timed out after 6s");
+    assert_eq!(late["stderr"], "Execution timed out after 3s");
     assert_eq!(
         (&late["exit_code"], &late["timed_out"]),
         (&json!(-1), &json!(true))

@@ -10,10 +10,10 @@ use super::{call, call_with, context, open, refused, script};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_handshake_ends_at_its_limit() {
-    let server = script("echo thinking >&2; cat").with_connect_timeout(Duration::from_secs(6));
+    let server = script("echo thinking >&2; cat").with_connect_timeout(Duration::from_secs(4));
     let error = refused(server).await;
     assert!(
-        error.starts_with("the MCP server `s` did not answer within 6 s (`connect_timeout_s`)."),
+        error.starts_with("the MCP server `s` did not answer within 4 s (`connect_timeout_s`)."),
         "{error}"
     );
     assert!(error.ends_with("thinking"), "{error}");
@@ -60,7 +60,7 @@ async fn an_abandoned_question_leaves_the_next_call_its_limit() {
         sleep 1000
     "#,
     );
-    let set = open(server.with_call_timeout(Duration::from_secs(6))).await;
+    let set = open(server.with_call_timeout(Duration::from_secs(4))).await;
     let (user, _questions) = user_channel();
     let mut cx = context();
     cx.user = Arc::new(user);
@@ -70,7 +70,7 @@ async fn an_abandoned_question_leaves_the_next_call_its_limit() {
     let calling = call(&*set, "s__work", json!({}));
     let output = tokio::time::timeout(Duration::from_secs(60), calling).await;
     let text = output.expect("the call ends").content.text();
-    assert!(text.contains("did not answer within 6 s"), "{text}");
+    assert!(text.contains("did not answer within 4 s"), "{text}");
     set.close().await.unwrap();
 }
 

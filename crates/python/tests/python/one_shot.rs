@@ -100,7 +100,7 @@ async fn a_run_has_both_streams_and_its_exit() {
 #[tokio::test]
 async fn output_is_kept_at_the_time_limit() {
     // It includes the start of Python.
-    let python = interpreter().timeout(Duration::from_secs(6));
+    let python = interpreter().timeout(Duration::from_secs(3));
     let code = "import time; print('so far', flush=True)\ntime.sleep(600)";
     let run = python.run(code).await.unwrap();
     assert_eq!(run.outcome, ExecutionOutcome::TimedOut);
@@ -180,7 +180,7 @@ async fn what_changes_between_two_calls_is_an_artifact_of_the_second() {
 #[tokio::test]
 async fn artifacts_are_listed_also_after_a_timeout_and_a_death() {
     let python = interpreter().artifacts(ArtifactLimits::default(), ());
-    let session = python.timeout(Duration::from_secs(6)).open().await.unwrap();
+    let session = python.timeout(Duration::from_secs(3)).open().await.unwrap();
     session
         .run("open('before.txt', 'w').write('x')")
         .await

@@ -78,7 +78,7 @@ async fn p10_p12_failures_and_timeouts() {
                 .is_some_and(|it| it.contains("ValueError"))
     );
     let python = tool(PythonToolOptions {
-        policy: Some(seconds(6)),
+        policy: Some(seconds(3)),
         ..on(Tier::Local)
     });
     let code =
