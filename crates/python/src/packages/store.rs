@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_the_descriptor_keeps_no_lock() {
-        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = NamedTempFile::new().unwrap();
         let locked = file.reopen().unwrap();
         locked.try_lock().unwrap();
         // As a process that is being started has.
