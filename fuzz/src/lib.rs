@@ -33,6 +33,7 @@ pub struct Target {
 /// All targets.
 pub const TARGETS: &[Target] = &[
     target("answers", models::answers),
+    target("archive", wire::archive),
     target("arguments", texts::arguments),
     target("build_context", files::build_context),
     target("events", models::events),

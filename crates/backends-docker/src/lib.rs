@@ -100,3 +100,4 @@ pub use self::backend::DockerBackend;
 pub use self::engine::EngineReport;
 pub use self::image::build_digest;
 pub use self::reclaim::Reclaimed;
+pub use self::volume::holds_program;

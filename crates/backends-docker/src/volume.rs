@@ -13,6 +13,7 @@ use bollard::query_parameters::{
 };
 use cantle_core::sandbox::SandboxError;
 use futures_util::StreamExt as _;
+use tar::{Archive, EntryType};
 use tokio::time::{Instant, sleep};
 
 use crate::container::{Container, remove};
@@ -131,12 +132,28 @@ async fn has(container: &Container, program: &[u8]) -> bool {
             None => break,
         }
     }
-    let mut archive = tar::Archive::new(&*archive);
-    let Some(Ok(mut entry)) = archive
-        .entries()
-        .ok()
-        .and_then(|mut entries| entries.next())
-    else {
+    holds_program(&archive, program)
+}
+
+/// Returns whether the first file of a tar archive, behind extensions of its header, is the program.
+///
+/// For fuzzing; not part of the API.
+#[doc(hidden)]
+pub fn holds_program(archive: &[u8], program: &[u8]) -> bool {
+    let mut archive = Archive::new(archive);
+    let Ok(entries) = archive.entries() else {
+        return false;
+    };
+    // Raw, because a sparse file that no machine could store makes the other iterator panic if overflows are checked.
+    let mut entries = entries.raw(true).map_while(Result::ok);
+    let file = entries.find(|entry| {
+        let kind = entry.header().entry_type();
+        !matches!(
+            kind,
+            EntryType::XHeader | EntryType::GNULongName | EntryType::GNULongLink
+        )
+    });
+    let Some(mut entry) = file else {
         return false;
     };
     let mut found = Vec::with_capacity(program.len());
@@ -147,4 +164,41 @@ async fn has(container: &Container, program: &[u8]) -> bool {
             .is_ok_and(|mode| mode & 0o777 == 0o755)
         && entry.read_to_end(&mut found).is_ok()
         && found == program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(name: &str, kind: EntryType, mode: u32, content: &[u8]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut header = program::header(kind, mode);
+        header.set_size(content.len() as u64);
+        archive.append_data(&mut header, name, content).unwrap();
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn only_an_executable_file_with_the_same_bytes_is_the_program() {
+        const PROGRAM: &[u8] = b"program";
+        let (name, file) = (program::NAME, EntryType::Regular);
+        let whole = archive(name, file, 0o755, PROGRAM);
+        // A long name is an extension.
+        for same in [&whole, &archive(&"s".repeat(120), file, 0o755, PROGRAM)] {
+            assert!(holds_program(same, PROGRAM), "{same:?}");
+        }
+        let directory = archive(name, EntryType::Directory, 0o755, b"");
+        for other in [
+            archive(name, file, 0o755, b"another"),
+            archive(name, file, 0o755, b"program and more"),
+            archive(name, file, 0o777, PROGRAM),
+            archive(name, EntryType::Symlink, 0o755, PROGRAM),
+            [&directory[..512], &whole[..]].concat(),
+            // Cut within the content.
+            whole[..512 + 3].to_vec(),
+            Vec::new(),
+        ] {
+            assert!(!holds_program(&other, PROGRAM), "{other:?}");
+        }
+    }
 }
