@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 
 use self::client::KEY;
 pub(crate) use self::client::{Client, Made};
-pub(crate) use self::server::Served;
+pub(crate) use self::server::{Served, loop_devices};
 use crate::process::{median, run_part};
 use crate::report::Report;
 

@@ -1,8 +1,9 @@
 //! Soak test: ordinary and hostile load for a long time, kills, and nothing left at the end.
 //!
-//! Half of the sandboxes belong to `cantle serve`, the others to a process that uses the library. A third process,
-//! the victim, opens sandboxes on a small file system, which they fill, and is killed and started again; random
-//! processes of all sandboxes are killed, too. The seed determines the choices, not their order in time.
+//! Half of the sandboxes belong to `cantle serve`, with files in disk images, and the others to a process that uses the
+//! library, with files in memory. A third process, the victim, opens sandboxes on a small file system, which they fill,
+//! and is killed and started again; random processes of all sandboxes are killed, too. The seed determines the choices,
+//! not their order in time.
 
 mod load;
 
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::load::run_library;
 use self::load::{Counts, ServerSandboxes, use_sandboxes};
 use crate::process::{descendants, median, memory_mb_of, part};
-use crate::serving::{Client, Served};
+use crate::serving::{Client, Served, loop_devices};
 
 /// Sandboxes of the victim.
 const VICTIM_SANDBOXES: usize = 8;
@@ -92,8 +93,10 @@ async fn run_in_runtime(cantle: &Path, soak: &Soak) -> Result<()> {
 
     let end = Instant::now() + soak.time;
     let (mut server_mb, mut library_mb) = (Vec::new(), Vec::new());
+    let mut images = 0;
     while Instant::now() < end {
         sleep(Duration::from_secs(1)).await;
+        images = images.max(loop_devices());
         server_mb.push(memory_mb_of(served.id())?);
         library_mb.push(memory_mb_of(library.child.id())?);
     }
@@ -110,6 +113,7 @@ async fn run_in_runtime(cantle: &Path, soak: &Soak) -> Result<()> {
     println!("server: {counts}");
     println!("library: {in_library}");
     println!("{kills} processes of sandboxes and {lives} victims killed");
+    println!("at most {images} disk images mounted at once");
     let mut grown = Vec::new();
     for (name, values) in [("server", server_mb), ("library", library_mb)] {
         let (second, last) = quarters(values);

@@ -38,6 +38,8 @@ pub(crate) struct Traces {
     pub(crate) files: usize,
     /// Control groups named like the server's.
     pub(crate) groups: usize,
+    /// Loop devices of disk images on this machine.
+    pub(crate) loop_devices: usize,
 }
 
 impl Traces {
@@ -49,6 +51,7 @@ impl Traces {
             ("mounts", self.mounts, before.mounts),
             ("files", self.files, before.files),
             ("control groups", self.groups, before.groups),
+            ("loop devices", self.loop_devices, before.loop_devices),
         ];
         let more = all.iter().filter(|(_, now, before)| now > before);
         more.map(|(name, now, before)| format!("{name}: {now} instead of {before}"))
@@ -147,6 +150,7 @@ impl Served {
             groups: entries(Path::new("/sys/fs/cgroup"), &|name| {
                 name.starts_with("cantle-")
             }),
+            loop_devices: loop_devices(),
         })
     }
 
@@ -165,6 +169,18 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Counts the loop devices of disk images on this machine. Their mounts are in the namespaces of the sandboxes only.
+pub(crate) fn loop_devices() -> usize {
+    let Ok(devices) = fs::read_dir("/sys/block") else {
+        return 0;
+    };
+    let backing = devices
+        .flatten()
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
+    // The kernel appends a mark to the path of a removed file.
+    backing.filter(|file| file.contains("/disk.ext4")).count()
 }
 
 /// Counts the entries below a directory with a matching name, ignoring concurrent removals.
