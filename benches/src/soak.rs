@@ -2,9 +2,10 @@
 //!
 //! Half of the sandboxes belong to `cantle serve`, with files in disk images, and the others to a process that uses the
 //! library, with files in memory. A third process, the victim, opens sandboxes on a small file system, which they fill,
-//! and is killed and started again; random processes of all sandboxes are killed, too. The seed determines the choices,
-//! not their order in time.
+//! and is killed and started again; random processes of all sandboxes are killed, too. Agents without sandboxes work
+//! against a scripted model server. The seed determines the choices, not their order in time.
 
+mod agents;
 mod load;
 
 use std::fs;
@@ -90,6 +91,7 @@ async fn run_in_runtime(cantle: &Path, soak: &Soak) -> Result<()> {
     ));
     let victims = kill_victims(random.fork(), stop.clone());
     let victims = tokio::spawn(victims);
+    let agents = tokio::spawn(agents::run_agents(stop.clone()));
 
     let end = Instant::now() + soak.time;
     let (mut server_mb, mut library_mb) = (Vec::new(), Vec::new());
@@ -105,6 +107,7 @@ async fn run_in_runtime(cantle: &Path, soak: &Soak) -> Result<()> {
         task?;
     }
     let lives = victims.await??;
+    let ledgers = agents.await??;
     let in_library = library.stop()?;
     let mut reclaimed = 0;
     drop(client);
@@ -113,6 +116,8 @@ async fn run_in_runtime(cantle: &Path, soak: &Soak) -> Result<()> {
     println!("server: {counts}");
     println!("library: {in_library}");
     println!("{kills} processes of sandboxes and {lives} victims killed");
+    let (runs, calls) = (ledgers.runs, ledgers.model_calls);
+    println!("{runs} runs of agents with {calls} model calls, all in their ledgers");
     println!("at most {images} disk images mounted at once");
     let mut grown = Vec::new();
     for (name, values) in [("server", server_mb), ("library", library_mb)] {
