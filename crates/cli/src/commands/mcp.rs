@@ -23,7 +23,7 @@ use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _, sandbox_failure};
 use crate::mcp::{self, McpArgs, McpCommand, ServerPackages};
 use crate::settings::AllowedHost;
-use crate::text::clean;
+use crate::text::{clean, plural};
 
 /// Exit code if a server fails.
 const FAILED: u8 = 1;
@@ -98,8 +98,8 @@ async fn try_server(
     // Not those that find tools which a server adds later.
     tools.retain(|tool| tool.name().starts_with(&prefix));
     let mut text = format!(
-        "{title}: {} tools, connected in {elapsed:.1} s\n",
-        tools.len()
+        "{title}: {}, connected in {elapsed:.1} s\n",
+        plural(tools.len() as u64, "tool", "tools")
     );
     for tool in tools.iter().filter(|_| lists_tools) {
         let description = tool.spec().description().lines().next().unwrap_or_default();

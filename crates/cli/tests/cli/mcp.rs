@@ -132,7 +132,7 @@ async fn servers_are_listed_and_tested() {
     assert_eq!(exited.code, Some(0), "{exited:?}");
     let lines: Vec<&str> = exited.stdout.lines().collect();
     assert!(
-        lines[0].starts_with("tickets (sandbox): 1 tools, connected in "),
+        lines[0].starts_with("tickets (sandbox): 1 tool, connected in "),
         "{exited:?}"
     );
     assert_eq!(lines[1..], ["  tickets__reveal: Reveals a secret."]);
@@ -149,7 +149,7 @@ async fn servers_are_listed_and_tested() {
     let exited = env.run(["mcp", "test", "both.json"]).await;
     assert_eq!(exited.code, Some(1), "{exited:?}");
     let expected = "bad (sandbox): failed: the MCP server `bad` ended the connection before it answered. It has no \
-        network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. Its process ended: exit code 9. Its standard error ends with:\nno licence\ngood (sandbox): 1 tools, connected in ";
+        network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. Its process ended: exit code 9. Its standard error ends with:\nno licence\ngood (sandbox): 1 tool, connected in ";
     assert!(exited.stdout.starts_with(expected), "{exited:?}");
 
     env.write("wrong.json", r#"{"mcpServers": {"x": {"cmd": "y"}}}"#);
