@@ -94,11 +94,11 @@ fn show(
     for (index, file) in files.iter().enumerate() {
         let patch = copy.patch(file)?;
         let patch = String::from_utf8_lossy(&patch);
-        let mut lines = patch.lines();
+        let mut lines = painted(&patch, paint);
         let mut text = String::new();
         for line in lines.by_ref().take(room) {
             room -= 1;
-            let _ = writeln!(text, "{}", painted(line, paint));
+            text += &line;
         }
         let more = lines.count();
         if more > 0 {
@@ -117,25 +117,31 @@ fn show(
     Ok(())
 }
 
-/// Returns a patch as a terminal displays it: what would control the terminal is escaped.
+/// Returns a patch as a terminal displays it.
 pub(crate) fn patch_for_terminal(patch: &[u8], paint: Paint) -> String {
-    let patch = String::from_utf8_lossy(patch);
-    let lines = patch.lines().map(|line| painted(line, paint) + "\n");
-    lines.collect()
+    painted(&String::from_utf8_lossy(patch), paint).collect()
 }
 
-fn painted(line: &str, paint: Paint) -> String {
-    let shown = for_display(line);
-    let is_head = ["+++", "---", "diff "]
-        .iter()
-        .any(|start| line.starts_with(start));
-    match line.chars().next() {
-        _ if is_head => paint.bold(&shown),
-        Some('+') => paint.green(&shown),
-        Some('-') => paint.red(&shown),
-        Some('@') => paint.dim(&shown),
-        _ => shown,
-    }
+/// Returns the lines of a patch as a terminal displays them: what would control the terminal is escaped.
+fn painted(patch: &str, paint: Paint) -> impl Iterator<Item = String> {
+    let mut is_head = true;
+    // `str::lines` would drop a carriage return at the end of a line.
+    patch.split_terminator('\n').map(move |line| {
+        let shown = for_display(line);
+        // In a hunk, `---` and `+++` are changed lines, too.
+        is_head = line.starts_with("diff ") || (is_head && !line.starts_with('@'));
+        let is_name = ["+++", "---", "diff "]
+            .iter()
+            .any(|start| line.starts_with(start));
+        let shown = match line.chars().next() {
+            _ if is_head && is_name => paint.bold(&shown),
+            Some('+') => paint.green(&shown),
+            Some('-') => paint.red(&shown),
+            Some('@') => paint.dim(&shown),
+            _ => shown,
+        };
+        shown + "\n"
+    })
 }
 
 /// Writes the patches of all files.
@@ -352,4 +358,35 @@ pub(crate) fn revert(copy: &WorkingCopy, changes: &mut Changes) -> anyhow::Resul
         "Reverted: {files} of {} changed.\n",
         for_decision(&copy.origin.display().to_string())
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_lines_are_told_from_names_and_show_their_carriage_returns() {
+        let patch = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n--- x\n-end\n+++ x\n+end\r\n\
+                     \x20diff --git a/y b/y\ndiff --git a/y b/y\n--- a/y\n";
+        let [bold, dim, red, green] = ["1", "2", "31", "32"];
+        let lines = [
+            (bold, "diff --git a/x b/x"),
+            (bold, "--- a/x"),
+            (bold, "+++ b/x"),
+            (dim, "@@ -1,2 +1,2 @@"),
+            (red, "--- x"),
+            (red, "-end"),
+            (green, "+++ x"),
+            (green, "+end\\u{d}"),
+            ("", " diff --git a/y b/y"),
+            (bold, "diff --git a/y b/y"),
+            (bold, "--- a/y"),
+        ];
+        let expected = lines.map(|(code, line)| match code {
+            "" => format!("{line}\n"),
+            _ => format!("\x1b[{code}m{line}\x1b[0m\n"),
+        });
+        let shown = patch_for_terminal(patch.as_bytes(), Paint { on: true });
+        assert_eq!(shown, expected.concat());
+    }
 }
