@@ -427,6 +427,7 @@ fn secrets(
 ) -> anyhow::Result<BTreeMap<PathBuf, EntryIdentity>> {
     let mut options = InputOptions::default();
     options.include_ignored = true;
+    options.include_results = true;
     let found = options.entries(directory)?.secrets.into_iter();
     let found = found.filter(|path| !reserved.keys().any(|above| path.starts_with(above)));
     let identified = found.filter_map(|path| {
@@ -475,6 +476,22 @@ fn new_name(reserved: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_are_found_everywhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let secret = ["a/cantle-out/.env", "cantle-out/run/.env", "ignored/.env"];
+        for name in secret
+            .into_iter()
+            .chain([".gitignore", "cantle-out/.gitignore"])
+        {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "*").unwrap();
+        }
+        let found = secrets(directory.path(), &BTreeMap::new()).unwrap();
+        assert!(found.into_keys().eq(secret.map(PathBuf::from)));
+    }
 
     #[test]
     fn every_new_name_is_replaced_once() {

@@ -10,7 +10,7 @@ use ignore::{DirEntry, WalkBuilder};
 
 use crate::error::{SessionError, SessionErrorKind};
 
-/// The default directory of results, which is no input.
+/// The default directory of results.
 const RESULTS: &str = "cantle-out";
 
 /// The part of a file in which a private key begins.
@@ -27,6 +27,8 @@ pub struct InputOptions {
     pub exclude: Vec<String>,
     /// Copies files that `.gitignore` and git's other ignore files exclude, and `.git`.
     pub include_ignored: bool,
+    /// Copies directories of results, `cantle-out`.
+    pub include_results: bool,
     /// Copies files that look like secrets, such as `.env` and private keys.
     pub include_secrets: bool,
 }
@@ -74,7 +76,7 @@ fn walk(
     max_depth: Option<usize>,
     options: &InputOptions,
 ) -> Result<InputEntries, ignore::Error> {
-    let ignores = !options.include_ignored;
+    let (ignores, results) = (!options.include_ignored, options.include_results);
     let is_in_repository = repository_of(base).is_some();
     let mut walk = WalkBuilder::new(base);
     walk.hidden(false)
@@ -89,7 +91,8 @@ fn walk(
         .overrides(excluded(base, &options.exclude)?)
         .filter_entry(move |entry| {
             let name = entry.file_name();
-            entry.depth() == 0 || !(name == RESULTS || (ignores && name == ".git"))
+            let is_left_out = (!results && name == RESULTS) || (ignores && name == ".git");
+            entry.depth() == 0 || !is_left_out
         });
     let mut entries = InputEntries::default();
     for entry in walk.build() {
