@@ -39,7 +39,7 @@ pub(crate) async fn perform(
     }
     let layers = Layers::with_files(&args.settings).usage()?;
     let is_any_local = args.backends().any(BackendArg::is_local);
-    let mut policy = config::policy_of(&layers, is_any_local)?;
+    let policy = config::policy_of(&layers, is_any_local)?;
     if let Some(Preparation::CodeInterpreter) = args.prepare {
         return interpreter::prepare(&layers, &policy).await;
     }
@@ -54,10 +54,9 @@ pub(crate) async fn perform(
     let local = LocalBackend::new().in_directory(&workspaces);
     let backend = args.backend.open_served(local.clone(), HOME).usage()?;
     let interpreter = ServedInterpreter::new(local.clone()).await?;
-    interpreter.requirements().add_to(&mut policy);
+    let backend = interpreter.show_packages(backend);
     let mcp = McpExtension::new(Arc::clone(&backend), policy.clone());
     let mut builder = Server::builder(backend)
-        .interpreter(interpreter)
         .policy(policy)
         .extension("/mcp", mcp)
         .limits(args.limits())
@@ -65,8 +64,10 @@ pub(crate) async fn perform(
     for TemplateArg { name, backend } in &args.template {
         let opened = backend.open_served(local.clone(), HOME);
         let named = || format!("--template {name}");
-        builder = builder.template(name, opened.with_context(named).usage()?);
+        let opened = opened.with_context(named).usage()?;
+        builder = builder.template(name, interpreter.show_packages(opened));
     }
+    builder = builder.interpreter(interpreter);
     for key in &keys {
         builder = builder.key(key);
     }

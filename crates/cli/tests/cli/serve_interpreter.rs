@@ -56,24 +56,24 @@ async fn a_template_of_an_image_is_containers() {
     let Some([host, image]) = peer("docker", names) else {
         return;
     };
-    let env = TestEnv::new().set("DOCKER_HOST", host);
+    let env = with_wheels().set("DOCKER_HOST", host);
+    let prepared = env.run(PREPARE).await;
+    assert_eq!(prepared.code, Some(0), "{prepared:?}");
     let template = format!("boxed=docker:{image}");
     let (server, client) = serve_with(&env, "local", &["--template", &template]).await;
-    let is_container = async |backend: &str| {
-        let line = [
-            "exec",
-            "--backend",
-            backend,
-            "--best-effort",
-            "--",
-            "test",
-            "-e",
-            "/.dockerenv",
-        ];
-        client.run(line).await.code
+    let test = async |backend: &str, condition: &str| {
+        let line = ["exec", "--backend", backend, "--best-effort", "--"];
+        let command = format!("test {condition}");
+        client
+            .run(line.into_iter().chain(["sh", "-c", &command]))
+            .await
+            .code
     };
-    assert_eq!(is_container("remote:boxed").await, Some(0));
-    assert_eq!(is_container("remote:base").await, Some(1));
+    assert_eq!(test("remote:boxed", "-e /.dockerenv").await, Some(0));
+    assert_eq!(test("remote:base", "-e /.dockerenv").await, Some(1));
+    // The packages of the interpreter are on this machine.
+    assert_eq!(test("remote:boxed", "-z \"$VIRTUAL_ENV\"").await, Some(0));
+    assert_eq!(test("remote:base", "-d \"$VIRTUAL_ENV\"").await, Some(0));
     server.kill().await;
 }
 
@@ -88,6 +88,22 @@ for name in ("e2b_charts", "matplotlib", "numpy", "pandas"):
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 "#;
+
+const PREPARE: [&str; 3] = ["serve", "--prepare", "code-interpreter"];
+
+/// Returns an environment in which pip finds the packages, and nothing else.
+fn with_wheels() -> TestEnv {
+    let env = TestEnv::new();
+    let mut wheels = Command::new("python3");
+    let written = wheels
+        .args(["-c", WHEELS])
+        .current_dir(env.path(""))
+        .status();
+    assert!(written.unwrap().success());
+    let directory = env.path("").display().to_string();
+    env.set("PIP_NO_INDEX", "1")
+        .set("PIP_FIND_LINKS", directory)
+}
 
 /// Executes code in a new sandbox of a server, and returns the answer's frames.
 async fn execute(server: &Server, code: &str) -> String {
@@ -111,19 +127,9 @@ async fn execute(server: &Server, code: &str) -> String {
 
 #[tokio::test]
 async fn packages_of_the_interpreter_are_prepared_once_and_never_at_a_sandboxs_creation() {
-    let env = TestEnv::new();
-    let mut wheels = Command::new("python3");
-    let written = wheels
-        .args(["-c", WHEELS])
-        .current_dir(env.path(""))
-        .status();
-    assert!(written.unwrap().success());
-    let directory = env.path("").display().to_string();
-    let env = env
-        .set("PIP_NO_INDEX", "1")
-        .set("PIP_FIND_LINKS", directory);
+    let env = with_wheels();
     let listen = ["--listen", "127.0.0.1:0"];
-    let import = "import numpy\nprint(numpy.__file__, numpy.VALUE)";
+    let import = "import numpy, os\nprint(numpy.__file__, numpy.VALUE, os.path.isdir(os.environ['VIRTUAL_ENV']))";
 
     let server = Server::start_with(&env, listen).await;
     // This machine's Python may have numpy.
@@ -134,8 +140,7 @@ async fn packages_of_the_interpreter_are_prepared_once_and_never_at_a_sandboxs_c
     server.stop().await;
     assert_eq!(env.list(".local/state/cantle/packages"), [""; 0]);
 
-    let prepare = ["serve", "--prepare", "code-interpreter"];
-    let prepared = env.run(prepare).await;
+    let prepared = env.run(PREPARE).await;
     let listed = "e2b_charts 1.0, matplotlib 1.0, numpy 1.0, pandas 1.0\n";
     assert_eq!(
         (prepared.code, &*prepared.stdout),
@@ -146,12 +151,12 @@ async fn packages_of_the_interpreter_are_prepared_once_and_never_at_a_sandboxs_c
         prepared.stderr.contains("Installing packages: "),
         "{prepared:?}"
     );
-    let again = env.run(prepare).await;
+    let again = env.run(PREPARE).await;
     assert_eq!((&*again.stdout, &*again.stderr), (listed, ""), "{again:?}");
 
     let server = Server::start_with(&env, listen).await;
     let frames = execute(&server, import).await;
-    assert!(frames.contains("numpy.py 42"), "{frames}");
+    assert!(frames.contains("numpy.py 42 True"), "{frames}");
     let frames = execute(&server, "import none_such").await;
     assert!(
         frames.contains("ModuleNotFoundError") && !frames.contains(advice),

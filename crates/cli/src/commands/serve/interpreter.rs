@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use cantle::backends::local::LocalBackend;
 use cantle::core::code::{CodeInterpreter, CodeSession};
 use cantle::core::policy::Policy;
-use cantle::core::sandbox::Sandbox;
+use cantle::core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxHandle};
 use cantle::core::tool::Requirements;
 use cantle::python::{Interpreter, PackageSpecifier};
 
@@ -65,9 +66,15 @@ impl ServedInterpreter {
         Ok(Self { local, other })
     }
 
-    /// Returns what sandboxes of this machine have to show.
-    pub(super) fn requirements(&self) -> Requirements {
-        self.local.requirements()
+    /// Returns a backend whose sandboxes show the packages if they are sandboxes of this machine.
+    pub(super) fn show_packages(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
+        if backend.name() != "local" {
+            return backend;
+        }
+        Arc::new(ShowsPackages {
+            backend,
+            requirements: self.local.requirements(),
+        })
     }
 }
 
@@ -78,5 +85,33 @@ impl CodeInterpreter for ServedInterpreter {
             _ => &self.other,
         };
         interpreter.open_session(sandbox)
+    }
+}
+
+/// The backend of this machine, whose sandboxes show packages.
+#[derive(Debug)]
+struct ShowsPackages {
+    backend: Arc<dyn Backend>,
+    requirements: Requirements,
+}
+
+#[async_trait]
+impl Backend for ShowsPackages {
+    fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    async fn open(&self, mut cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.requirements.add_to(&mut cx.policy);
+        self.backend.open(cx).await
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        mut cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.requirements.add_to(&mut cx.policy);
+        self.backend.reattach(handle, cx).await
     }
 }
