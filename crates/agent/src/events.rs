@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use cantle_core::content::{Media, MediaKind};
+use cantle_core::content::{Content, Media, MediaKind};
 use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use cantle_core::message::{Message, SharedMessage};
@@ -43,28 +43,39 @@ impl RunStore {
             .collect())
     }
 
-    /// Returns the images in the results of a run's tool calls, with the ids of the calls. Blocks.
+    /// Returns the images of a run's task, and those in the results of its tool calls with the ids of the calls. Blocks.
     ///
     /// # Errors
     /// As [`events`](Self::events).
-    pub fn result_images(&self, run: RunId) -> Result<Vec<(String, Media)>, StoreError> {
-        let (mut ids, mut images) = (Vec::new(), Vec::new());
-        for fact in self.read(run)?.facts {
+    pub fn images(&self, run: RunId) -> Result<Vec<(Option<String>, Media)>, StoreError> {
+        let JournalContent { header, facts, .. } = self.read(run)?;
+        let (mut ids, mut found) = (Vec::new(), Vec::new());
+        // The task is the last message that the run began with.
+        if let Some(Message::User(task)) = header.messages.last() {
+            found.extend(images(&task.content).map(|image| (None, image)));
+        }
+        for fact in facts {
             match fact {
                 Fact::ModelAnswered { message, .. } => {
                     ids = message.tool_calls().map(|call| call.id.clone()).collect();
                 }
                 Fact::CallFinished { index, outcome } => {
-                    let media = outcome.content.media();
-                    let of_call = media.filter(|media| media.kind() == MediaKind::Image);
-                    let id = ids.get(index);
-                    images.extend(of_call.filter_map(|media| Some((id?.clone(), media.clone()))));
+                    let Some(id) = ids.get(index) else { continue };
+                    let of_call = images(&outcome.content);
+                    found.extend(of_call.map(|image| (Some(id.clone()), image)));
                 }
                 _ => {}
             }
         }
-        Ok(images)
+        Ok(found)
     }
+}
+
+fn images(content: &Content) -> impl Iterator<Item = Media> {
+    let media = content.media();
+    media
+        .filter(|media| media.kind() == MediaKind::Image)
+        .cloned()
 }
 
 /// Reconstructs the events of one run.

@@ -46,8 +46,10 @@ struct PageData {
 /// # Errors
 /// If the changes of the run can't be read.
 pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
+    let mut images = record.images();
+    let of_task = images.remove(&record.run.run.to_string());
     let data = PageData {
-        events: page_data::timeline(&record.events, record.images())?,
+        events: page_data::timeline(&record.events, images)?,
         changes: record.patches()?,
     };
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -60,7 +62,7 @@ pub(super) fn page(record: &RunRecord) -> anyhow::Result<String> {
         STANDARD.encode(Sha256::digest(STYLE)),
     );
     let heading = heading(&record.run.task);
-    let summary = record.summary();
+    let summary = record.summary(&of_task.unwrap_or_default());
     let unknown = record.redactor.unknown().map(|names| {
         let names = escaped(&names);
         format!("; those of {names} were not known, and are not redacted")
@@ -94,11 +96,11 @@ fn heading(task: &str) -> String {
 
 impl RunRecord {
     /// Returns the part of the page that needs no script.
-    fn summary(&self) -> String {
+    fn summary(&self, images: &[String]) -> String {
         let mut html = String::new();
         self.header(&mut html);
         self.tiles(&mut html);
-        self.texts(&mut html);
+        self.texts(&mut html, images);
         self.files(&mut html);
         self.sub_agents(&mut html);
         if let Some(svg) = chart::svg(self) {
@@ -194,11 +196,20 @@ impl RunRecord {
             })
     }
 
-    fn texts(&self, html: &mut String) {
+    /// Adds the task with its images, the answer and the error.
+    fn texts(&self, html: &mut String, images: &[String]) {
         let run = &self.run;
         // A task of one short line is the heading already.
         if heading(&run.task) != escaped(run.task.trim()) {
             text(html, "Task", "task", &run.task);
+        }
+        if !images.is_empty() {
+            html.push_str("<section class=\"panel\" id=\"images\"><h2>Images of the task</h2>");
+            for (url, number) in images.iter().zip(1..) {
+                let url = escaped(url);
+                let _ = write!(html, "<img src=\"{url}\" alt=\"Image {number}\">");
+            }
+            html.push_str("</section>");
         }
         if let Some(answer) = final_answer(&self.events) {
             text(html, "Answer", "answer", &answer);

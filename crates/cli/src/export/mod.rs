@@ -159,7 +159,7 @@ impl RunRecord {
         lines.collect()
     }
 
-    /// Returns the images that tools showed to the model, as `data:` addresses by run and call.
+    /// Returns the images of tasks and of results, as `data:` addresses: by run, or by run and call.
     fn images(&self) -> BTreeMap<String, Vec<String>> {
         let mut images: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut left = MAX_ATTACHED_BYTES;
@@ -170,13 +170,14 @@ impl RunRecord {
                 continue;
             };
             // The journal of a sub-agent that never began can't be read, and has no images.
-            let of_run = RunStore::new(directory).result_images(run.run);
+            let of_run = RunStore::new(directory).images(run.run);
             for (call, image) in of_run.unwrap_or_default() {
                 let url = content::data_url(&image);
                 if url.len() <= left {
                     left -= url.len();
-                    let call = format!("{} {call}", run.run);
-                    images.entry(call).or_default().push(url);
+                    let call = call.map_or_else(String::new, |call| format!(" {call}"));
+                    let key = format!("{}{call}", run.run);
+                    images.entry(key).or_default().push(url);
                 }
             }
         }

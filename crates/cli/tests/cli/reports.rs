@@ -161,11 +161,15 @@ async fn page_shows_images_changes_and_sub_agents_and_their_hostile_texts_as_tex
         "team.toml",
         "--vision",
         "on",
+        "--image",
+        "repo/dot.gif",
     ];
     let exited = env.run(args).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
     write_page(&env).await;
     let page = env.path("report.html");
+    let of_task = "<h2>Images of the task</h2><img src=\"data:image/gif;base64,";
+    assert!(env.read("report.html").contains(of_task));
 
     let Some((dom, messages)) = open(&page, "#open").await else {
         return;
@@ -174,9 +178,10 @@ async fn page_shows_images_changes_and_sub_agents_and_their_hostile_texts_as_tex
         assert!(!messages.contains(refused), "{messages}");
     }
     assert!(!dom.contains("<title>TAKEN"), "{dom}");
-    // The image is the only one, and the page's own elements are its only scripts.
-    assert_eq!(dom.matches("<img").count(), 1, "{dom}");
-    assert!(dom.contains("<img src=\"data:image/gif;base64,"), "{dom}");
+    // The images of the task and of a result are the only ones, and the page's own elements are its only scripts.
+    assert_eq!(dom.matches("<img").count(), 2, "{dom}");
+    let images = dom.matches("<img src=\"data:image/gif;base64,").count();
+    assert_eq!(images, 2, "{dom}");
     assert_eq!(dom.matches("<script").count(), 2, "{dom}");
     let hostile = HOSTILE.replace('<', "&lt;").replace('>', "&gt;");
     // The change, the file's name, and the sub-agent's task, command, output and answer.
