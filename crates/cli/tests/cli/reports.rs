@@ -131,7 +131,9 @@ async fn brightness(page: &Path, screenshot: &Path, scheme: &str) -> Option<u8> 
 #[tokio::test]
 async fn page_shows_images_changes_and_sub_agents_and_their_hostile_texts_as_text() {
     let echo = format!("cat <<'END'\n{HOSTILE}\nEND");
-    let change = format!("cat > 'x <img src=x onerror=alert(1)>' <<'END'\n{HOSTILE}\nEND");
+    let change = format!(
+        "printf 'end\\r\\n' > ends; cat > 'x <img src=x onerror=alert(1)>' <<'END'\n{HOSTILE}\nEND"
+    );
     let main = Script::new()
         .turn(command(&change))
         .turn(Turn::tool(ToolCall::new(
@@ -189,6 +191,7 @@ async fn page_shows_images_changes_and_sub_agents_and_their_hostile_texts_as_tex
         dom.contains(&format!("<span class=\"add\">+{hostile}")),
         "{dom}"
     );
+    assert!(dom.contains("<span class=\"add\">+end\\u{d}\n"), "{dom}");
     assert!(
         dom.contains("x &lt;img src=x onerror=alert(1)&gt;"),
         "{dom}"

@@ -229,7 +229,8 @@ function change({ path, added, removed, patch }) {
   const details = element("details", "entry", row);
   details.addEventListener("toggle", () => {
     const pre = element("pre");
-    for (const line of visible(patch).split("\n")) {
+    // A change of line ends would show equal lines.
+    for (const line of visible(patch.replaceAll("\r", "\\u{d}")).split("\n")) {
       const name = line.startsWith("+") ? "add" : line.startsWith("-") ? "del" : line.startsWith("@@") ? "hunk" : "";
       pre.append(element("span", name, line + "\n"));
     }
