@@ -2,7 +2,14 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 
+use cantle::backends::local::LocalBackend;
+use cantle::browser::BrowserTools;
+use cantle::core::ids::RunId;
+use cantle::core::policy::Policy;
+use cantle::core::sandbox::{Backend as _, Sandbox, SandboxContext, SandboxExt as _, SandboxPath};
+use cantle::core::tool::{OpenContext, ToolContext, ToolProvider as _, ToolSet};
 use cantle_testkit::lane;
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use serde_json::{Value, json};
@@ -49,6 +56,15 @@ async fn write_page(env: &TestEnv) {
     );
 }
 
+/// Returns the path of Chromium; `None`, with a message, without it.
+fn chromium() -> Option<String> {
+    let program = std::env::var("CANTLE_TEST_CHROMIUM").ok();
+    if program.is_none() {
+        lane::skip("the peer chromium is not available");
+    }
+    program
+}
+
 /// Returns the DOM of a page and the browser's messages; `None`, with a message, without Chromium.
 async fn open(page: &Path, fragment: &str) -> Option<(String, String)> {
     browse(page, fragment, &["--dump-dom"]).await
@@ -56,10 +72,7 @@ async fn open(page: &Path, fragment: &str) -> Option<(String, String)> {
 
 /// Starts Chromium with a page, and returns its output and its messages.
 async fn browse(page: &Path, fragment: &str, flags: &[&str]) -> Option<(String, String)> {
-    let Ok(program) = std::env::var("CANTLE_TEST_CHROMIUM") else {
-        lane::skip("the peer chromium is not available");
-        return None;
-    };
+    let program = chromium()?;
     let profile = tempfile::tempdir().unwrap();
     let mut browser = Command::new(program);
     browser
@@ -117,6 +130,148 @@ async fn page_is_searched_by_its_address() {
     };
     let hidden = dom.matches("hidden=\"\"").count();
     assert!(dom.contains(">1 of ") && hidden > 3, "{dom}");
+}
+
+/// Resolves when the timeline is there.
+const SHOWN: &str = "new Promise((resolve) => {
+    const look = () => document.querySelector('#list > .entry') ? resolve(true) : setTimeout(look, 20);
+    look();
+})";
+
+/// A page that is used with the browser's tools.
+struct OpenPage {
+    sandbox: Arc<dyn Sandbox>,
+    tools: Box<dyn ToolSet>,
+    run: RunId,
+}
+
+impl OpenPage {
+    /// Opens a page, and waits for its timeline; `None`, with a message, without Chromium.
+    async fn load(page: &Path) -> Option<Self> {
+        let browser = BrowserTools::new().executable_path(chromium()?);
+        let run = RunId::new();
+        let context = SandboxContext::new(run, Policy::workspace());
+        let sandbox = LocalBackend::new().open(context).await.unwrap();
+        let path = SandboxPath::new("report.html").unwrap();
+        let content = std::fs::read(page).unwrap();
+        sandbox.write_bytes(&path, content.into()).await.unwrap();
+        let url = format!("file://{}/{path}", sandbox.info().working_directory);
+        let mut context = OpenContext::new(run);
+        context.sandbox = Some(Arc::clone(&sandbox));
+        let tools = browser.open(context).await.unwrap();
+        let page = Self {
+            sandbox,
+            tools,
+            run,
+        };
+        page.call("browser_navigate", json!({ "url": url })).await;
+        page.value(SHOWN).await;
+        Some(page)
+    }
+
+    /// Calls a tool, and returns the text of its success.
+    async fn call(&self, name: &str, arguments: Value) -> String {
+        let tools = self.tools.tools();
+        let tool = tools.iter().find(|tool| tool.name() == name).unwrap();
+        let arguments = tool.parse(&arguments.to_string()).unwrap().arguments;
+        let context = ToolContext::new(self.run, "call");
+        let output = tool.call(arguments, context).await.unwrap();
+        assert!(output.success, "{output:?}");
+        output.content.text()
+    }
+
+    /// Returns the value of a script in the page.
+    async fn value(&self, script: &str) -> Value {
+        let arguments = json!({ "script": script });
+        let text = self.call("browser_evaluate_js", arguments).await;
+        let (_, value) = text.split_once("<javascript_result>\n").unwrap();
+        let (value, _) = value.split_once("\n</javascript_result>").unwrap();
+        serde_json::from_str(value).unwrap()
+    }
+
+    async fn press(&self, keys: &str) {
+        self.call("browser_send_keys", json!({ "keys": keys }))
+            .await;
+    }
+
+    /// Clicks a button of the page.
+    async fn click(&self, button: &str) {
+        let snapshot = json!({"interactive_only": true});
+        let snapshot = self.call("browser_snapshot", snapshot).await;
+        let (_, line) = snapshot
+            .split_once(&format!("button \"{button}\""))
+            .unwrap();
+        let (_, reference) = line.split_once("[ref=").unwrap();
+        let (reference, _) = reference.split_once(']').unwrap();
+        self.call("browser_click", json!({ "ref": reference }))
+            .await;
+    }
+
+    async fn close(self) {
+        self.tools.close().await.unwrap();
+        self.sandbox.close().await.unwrap();
+    }
+}
+
+/// The filter of a page, the number of its visible entries, the index of the current one among them (or -1), and how
+/// many of them are open.
+const STATE: &str = "(() => {
+    const shown = [...document.querySelectorAll('#list > .entry')].filter((entry) => !entry.hidden);
+    return [
+        document.querySelector('#filters [aria-pressed=true]').dataset.filter,
+        shown.length,
+        shown.findIndex((entry) => entry.classList.contains('current')),
+        shown.filter((entry) => entry.open).length,
+    ];
+})()";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn page_obeys_its_keys_and_filters() {
+    let (_server, env) = page().await;
+    let Some(page) = OpenPage::load(&env.path("report.html")).await else {
+        return;
+    };
+    let count = async |selector: &str| {
+        let script = format!("document.querySelectorAll(\"{selector}\").length");
+        page.value(&script).await.as_u64().unwrap()
+    };
+    let entries = count("#list > .entry").await;
+    let foldable = count("#list > details").await;
+    let turns = count("#list > .turn").await;
+    // Two commands and the end.
+    assert!(foldable >= 3 && turns == 3, "{foldable} {turns}");
+    assert_eq!(page.value(STATE).await, json!(["all", entries, -1, 0]));
+    for (keys, state) in [
+        ("j", json!(["all", entries, 0, 0])),
+        ("j j", json!(["all", entries, 2, 0])),
+        ("k", json!(["all", entries, 1, 0])),
+        ("e", json!(["all", entries, 1, foldable])),
+        ("e", json!(["all", entries, 1, 0])),
+        ("f", json!(["failed", 1, -1, 0])),
+        ("j", json!(["failed", 1, 0, 0])),
+        ("o", json!(["failed", 1, 0, 1])),
+    ] {
+        page.press(keys).await;
+        assert_eq!(page.value(STATE).await, state, "{keys}");
+    }
+    let output = page.value("document.querySelector('#list > [open] .stderr').textContent.trim()");
+    assert_eq!(output.await, "lost");
+    for (keys, state) in [
+        ("o", json!(["failed", 1, 0, 0])),
+        ("f", json!(["all", entries, -1, 0])),
+    ] {
+        page.press(keys).await;
+        assert_eq!(page.value(STATE).await, state, "{keys}");
+    }
+    page.click("Model").await;
+    assert_eq!(page.value(STATE).await, json!(["model", turns, -1, 0]));
+    page.press("Escape").await;
+    assert_eq!(page.value(STATE).await, json!(["all", entries, -1, 0]));
+    // In the field of the search, they are letters.
+    page.press("/ j f").await;
+    let searched = page.value("document.getElementById('search').value");
+    assert_eq!(searched.await, "jf");
+    page.close().await;
 }
 
 /// Returns the brightness of the page's corner in a screenshot, of 255.
