@@ -121,9 +121,10 @@ impl WorkingCopy {
             let named = format!("\nBinary files {a} and {b} differ\n");
             return Ok((diff, named.into_bytes()));
         };
+        let (old, new) = (lines(&old), lines(&new));
         let text = TextDiff::configure()
             .timeout(DEADLINE)
-            .diff_lines(&old[..], &new[..]);
+            .diff_slices(&old, &new);
         for change in text.iter_all_changes() {
             match change.tag() {
                 similar::ChangeTag::Insert => diff.added_lines += 1,
@@ -135,11 +136,22 @@ impl WorkingCopy {
             if index == 0 {
                 writeln!(patch, "--- {a}\n+++ {b}")?;
             }
-            // Not all hunks at once, which would replace what is not UTF-8.
-            hunk.to_writer(&mut patch)?;
+            writeln!(patch, "{}", hunk.header())?;
+            for change in hunk.iter_changes() {
+                write!(patch, "{}", change.tag())?;
+                patch.write_all(change.value())?;
+                if !change.value().ends_with(b"\n") {
+                    writeln!(patch, "\n\\ No newline at end of file")?;
+                }
+            }
         }
         Ok((diff, patch))
     }
+}
+
+/// Splits a text into lines as git does: carriage returns end none.
+fn lines(text: &[u8]) -> Vec<&[u8]> {
+    text.split_inclusive(|byte| *byte == b'\n').collect()
 }
 
 fn mode(version: &Version) -> &'static str {

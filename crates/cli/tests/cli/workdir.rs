@@ -194,6 +194,7 @@ async fn more_files_are_changed_than_may_be_open() {
 #[tokio::test]
 async fn a_patch_is_one_of_git() {
     let changes = "printf 'no end' > src/main.txt; rm old.txt; : > empty; printf '\\351t\\351\\n' > latin; \
+        printf 'a\\rb\\r\\n' > returns; printf 'a\\nb\\r' > 'return at its end'; \
         printf 'a\\0c' > data.bin; printf '\\0' > empty.bin; \
         printf 'a\\n' > 'with \"quotes\" and spaces'; chmod +x empty; seq 100 > many; mkdir d; mv run.sh d/run";
     let (_server, env) = on_repository(changes).await;
