@@ -141,8 +141,10 @@ impl Interpreter {
         }
         let session = self.open().await?;
         let execution = session.run(code).await;
-        session.close().await?;
-        execution
+        let closed = session.close().await;
+        // The run's error is the first one, and often the cause of the other.
+        let execution = execution?;
+        closed.map(|()| execution)
     }
 
     /// Opens a sandbox for a session.

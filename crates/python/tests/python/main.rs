@@ -7,6 +7,7 @@
 
 mod code_session;
 mod display;
+mod failing;
 mod hostile;
 mod kernel;
 mod mellea;
