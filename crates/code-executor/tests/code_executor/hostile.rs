@@ -92,6 +92,20 @@ for n in range(21_000): os.close(os.open(f'many/{n}', os.O_CREAT | os.O_WRONLY))
 }
 
 #[tokio::test]
+async fn directories_share_the_limit_of_files() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let code = "for n in range(101): open(f'{n:03}', 'w').write('x')
+open('/tmp/late', 'w').write('x')";
+    let result = user.python(code).await;
+    assert_eq!(names(&result).len(), 100);
+    let warnings = ["100", "late"]
+        .map(|name| format!("{name} was not stored: the maximum number of files is reached"));
+    assert_eq!(result["warnings"], json!(warnings));
+    user.close().await;
+}
+
+#[tokio::test]
 async fn a_record_of_another_program_leads_nowhere() {
     let directory = TempDir::new().unwrap();
     let files = files(&directory).await;

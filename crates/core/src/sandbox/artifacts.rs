@@ -256,7 +256,7 @@ pub(super) async fn artifacts<S: Sandbox + ?Sized>(
             }
         }
         if artifacts.files.len() >= limits.files {
-            artifacts.refuse(path, format!("more than {} files changed", limits.files));
+            artifacts.refuse(path, "the maximum number of files is reached");
             continue;
         }
         let copied = async {
