@@ -21,7 +21,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Programs that a command must not name. The kernel keeps the files as they are whether or not it does; the message is for
 /// the model.
-const BLOCKED: [&str; 33] = [
+const BLOCKED: [&str; 32] = [
     "rm",
     "mkfs",
     "dd",
@@ -54,7 +54,6 @@ const BLOCKED: [&str; 33] = [
     "ncat",
     "telnet",
     "ssh",
-    "apt-get",
 ];
 
 /// Words that precede a command.
@@ -133,7 +132,7 @@ fn is_off(sandbox: &dyn Sandbox) -> bool {
     sandbox.info().network == Some(Network::Off)
 }
 
-/// Whether a message is about a host that can't be reached, as curl and wget put it.
+/// Whether a message is about a host that can't be reached, as curl, wget and BusyBox's wget put it.
 fn names_network(stderr: &str) -> bool {
     let parts = [
         "resolve host",
@@ -141,6 +140,7 @@ fn names_network(stderr: &str) -> bool {
         "Could not connect",
         "unable to resolve",
         "Network is unreachable",
+        "bad address '",
     ];
     parts.iter().any(|part| stderr.contains(part))
 }
@@ -162,7 +162,11 @@ fn blocked(line: &str) -> Option<String> {
             }
             Token::Word(word) if is_command => {
                 let program = word.rsplit('/').next().unwrap_or(&word);
-                let stem = program.split('.').next().unwrap_or(program);
+                let stem = match program {
+                    // The pattern of the other word matches it, too.
+                    "apt-get" => "apt",
+                    _ => program.split('.').next().unwrap_or(program),
+                };
                 if BLOCKED.contains(&stem) {
                     return Some(format!(r"\b{stem}\b"));
                 }
@@ -251,6 +255,7 @@ mod tests {
             ("cat 3<> /etc/passwd", REDIRECTION),
             ("< file rm x", r"\brm\b"),
             ("sort <(kill 1)", r"\bkill\b"),
+            ("/usr/bin/apt-get install x", r"\bapt\b"),
         ] {
             assert_eq!(blocked(line).as_deref(), Some(pattern), "{line}");
         }
@@ -262,6 +267,7 @@ mod tests {
             "grep -c 'pip' f",
             "echo kill-switch",
             "dd-log",
+            "apt-cache search x",
             "git commit -m 'mv x'",
             "wc -l < data.csv | sort -n",
             "sort </data/service.csv | cat <<< rm",
@@ -269,5 +275,17 @@ mod tests {
         ] {
             assert_eq!(blocked(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn messages_about_hosts_that_are_not_reached_are_known() {
+        for message in [
+            "curl: (6) Could not resolve host: example.com",
+            "wget: unable to resolve host address 'example.com'",
+            "wget: bad address 'example.com'",
+        ] {
+            assert!(names_network(message), "{message}");
+        }
+        assert!(!names_network("cat: read error: Bad address"));
     }
 }
