@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use cantle_core::escape::shorten;
 use cantle_core::sandbox::{
     ArtifactLimits, ArtifactSink, ByteStream, Sandbox, SandboxError, SandboxErrorKind,
     SandboxExt as _, SandboxPath, Walk,
@@ -29,8 +30,12 @@ const STORED: Duration = Duration::from_secs(270);
 const MAX_FILES: usize = 100;
 /// Entries among which new files are looked for.
 const MAX_WALKED: usize = 20_000;
-/// Warnings of one call.
+/// Warnings of one call, and characters of a path in one.
 const MAX_WARNINGS: usize = 20;
+const MAX_WARNING_PATH: usize = 250;
+/// Bytes of addresses in the list of files that ends the output; further files have their ids there. So the list and the
+/// warnings fit into the last 50,000 characters, which an agent keeps of a result that is too long.
+const MAX_ADDRESSES: usize = 16_000;
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Params {
@@ -68,19 +73,25 @@ async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutp
     let (stored, warnings) = store(files, sandbox, &before, end, cx).await?;
     if !stored.is_empty() {
         // After the cut, so that the model always sees it.
-        let stdout = &mut result.stdout;
-        stdout.push_str("\n\n--- Generated Files ---\n");
-        for file in &stored {
-            let text = |name| file.get(name).and_then(Value::as_str);
-            let link = text("url").or(text("file_id")).unwrap_or_default();
-            stdout.push_str(&format!(
-                "[{}]({link})\n",
-                text("filename").unwrap_or_default()
-            ));
-        }
+        result.stdout.push_str(&trailer(&stored));
     }
     (result.files, result.warnings) = (Some(stored), warnings);
     Ok(result.into_output())
+}
+
+/// Returns the list of files at the end of the output.
+fn trailer(stored: &[Value]) -> String {
+    let mut trailer = "\n\n--- Generated Files ---\n".to_owned();
+    let mut rest = MAX_ADDRESSES;
+    for file in stored {
+        let text = |name| file.get(name).and_then(Value::as_str);
+        let url = text("url").filter(|url| url.len() <= rest);
+        rest -= url.map_or(0, str::len);
+        let link = url.or(text("file_id")).unwrap_or_default();
+        let name = text("filename").unwrap_or_default();
+        trailer.push_str(&format!("[{name}]({link})\n"));
+    }
+    trailer
 }
 
 /// Walks the directories in which code leaves files. If one is below the other, its files are in its own walk only.
@@ -152,7 +163,10 @@ async fn store(
         let artifacts = sandbox.artifacts(directory, before, after, limits, &sink);
         let (place, refused) = (directory.to_string(), artifacts.await?.refused);
         let refused = refused.iter().filter(|it| it.source != place);
-        warnings.extend(refused.map(|it| format!("{} was not stored: {}", it.source, it.reason)));
+        warnings.extend(refused.map(|it| {
+            let path = shorten(&it.source, MAX_WARNING_PATH);
+            format!("{path} was not stored: {}", it.reason)
+        }));
         stored = sink.stored.into_inner();
     }
     if warnings.len() > MAX_WARNINGS {

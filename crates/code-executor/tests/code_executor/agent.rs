@@ -1,4 +1,6 @@
-//! An agent that makes a chart, finds it again in another session, and changes it.
+//! An agent that makes a chart, finds it again in another session, and changes it; one that makes many files.
+
+use std::sync::Arc;
 
 use cantle_agent::{Agent, SessionOptions};
 use cantle_backends_local::LocalBackend;
@@ -6,9 +8,10 @@ use cantle_clients::chat::ChatClient;
 use cantle_core::event::RunStatus;
 use cantle_core::ids::unique_id;
 use cantle_core::principal::{Level, Principal};
-use cantle_files::Files;
+use cantle_files::{FileStore, Files, MemoryRecords, Urls};
 use cantle_testkit::openai::{Request, Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use cantle_tools::{CodeExec, Finish};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -68,6 +71,32 @@ async fn make_find_and_change((first, second): (Files, Files), owner: &str) -> O
     second.url(&charts[0]).await.unwrap()
 }
 
+#[tokio::test]
+async fn a_result_that_is_too_long_keeps_the_list_of_generated_files() {
+    let base = format!("https://example.com/{}", "x".repeat(1000));
+    let store = FileStore::memory().with_urls(Urls::Public(base.parse().unwrap()));
+    let files = Files::open(store.unwrap(), MemoryRecords::new())
+        .await
+        .unwrap();
+    let shown = Arc::new(Mutex::new(String::new()));
+    let latest = Arc::clone(&shown);
+    let make = move |request: &Request| match request.turn {
+        0 => python("for n in range(100): open(f'/tmp/{n:03}.txt', 'w').write('x')"),
+        _ => {
+            *latest.lock() = text(request);
+            finish()
+        }
+    };
+    run(&files, "alice", make).await;
+    let shown = shown.lock().clone();
+    assert!(shown.contains("its middle is omitted here"), "{shown}");
+    let (_, list) = shown.split_once("--- Generated Files ---").unwrap();
+    for number in 0..100 {
+        assert!(list.contains(&format!("[{number:03}.txt](")), "{list}");
+    }
+    assert!(list.contains("[000.txt](https://example.com/"), "{list}");
+}
+
 /// Runs a task in a session of its own.
 async fn run(files: &Files, owner: &str, turn: impl Fn(&Request) -> Turn + Send + Sync + 'static) {
     let script = Script::new().then_with(turn);
@@ -112,9 +141,13 @@ fn finish() -> Turn {
 
 /// Returns the result of the latest call.
 fn result(request: &Request) -> Value {
+    serde_json::from_str(&text(request)).unwrap()
+}
+
+fn text(request: &Request) -> String {
     let body = request.body();
     let latest = body["messages"].as_array().unwrap().last().unwrap().clone();
     let content = &latest["content"];
-    let text = content.as_str().or(content[0]["text"].as_str()).unwrap();
-    serde_json::from_str(text).unwrap()
+    let text = content.as_str().or(content[0]["text"].as_str());
+    text.unwrap().to_owned()
 }
