@@ -69,6 +69,8 @@ struct State {
     sandbox: Option<Arc<dyn Sandbox>>,
     /// The package of the server, if it is started from one, and the number of words that name it.
     package: Option<(InstalledPackage, usize)>,
+    /// Whether a server at a URL was reached with a handshake.
+    needs_handshake: bool,
     live: Option<Live>,
 }
 
@@ -325,28 +327,33 @@ impl Server {
             Some(live) if !live.service.is_transport_closed() => live,
             _ => match &self.config.transport {
                 Transport::Stdio(stdio) => self.start(stdio, state).await?,
-                Transport::Http(server) => self.reach(server).await?,
+                Transport::Http(server) => self.reach(server, state).await?,
             },
         };
         Ok(state.live.insert(live))
     }
 
-    /// Connects to a URL: first without a handshake.
-    async fn reach(&self, server: &HttpServer) -> Result<Live, ConnectError> {
-        let limit = DISCOVERY_TIMEOUT.min(self.config.connect_timeout / 2);
-        let discovered = timeout(limit, self.discover(server)).await;
-        // Some servers keep silent instead of refusing it.
-        let is_silent = discovered.is_err();
-        match discovered {
-            Ok(Err(ConnectError::Refused(_))) | Err(_) => {}
-            Ok(connected) => return connected,
+    /// Connects to a URL: first without a handshake, unless the server needed one before.
+    async fn reach(&self, server: &HttpServer, state: &mut State) -> Result<Live, ConnectError> {
+        let mut may_lack_handshake = state.needs_handshake;
+        if !may_lack_handshake {
+            let limit = DISCOVERY_TIMEOUT.min(self.config.connect_timeout / 2);
+            let discovered = timeout(limit, self.discover(server)).await;
+            // Some servers keep silent instead of refusing it. Others are only slow.
+            may_lack_handshake = discovered.is_err();
+            match discovered {
+                Ok(Err(ConnectError::Refused(_))) | Err(_) => {}
+                Ok(connected) => return connected,
+            }
         }
         let transport = http::transport(server, self.config.connect_timeout).await?;
         let mode = ClientLifecycleMode::Initialize;
         match self.shake_hands(transport, mode, None).await {
-            // It may only be slow, and know no handshake.
-            Err(ConnectError::Refused(_)) if is_silent => self.discover(server).await,
-            connected => connected,
+            Err(ConnectError::Refused(_)) if may_lack_handshake => self.discover(server).await,
+            connected => {
+                state.needs_handshake |= connected.is_ok();
+                connected
+            }
         }
     }
 

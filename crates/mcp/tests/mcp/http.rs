@@ -1,7 +1,7 @@
 //! Servers over streamable HTTP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -305,6 +305,67 @@ async fn a_call_waits_for_the_stream_of_the_servers_requests_but_not_forever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_reached_again_with_the_handshake_that_it_needed() {
+    let sessions = Arc::new(LocalSessionManager::default());
+    let service = StreamableHttpService::new(
+        || {
+            Ok(TestServer {
+                is_old: true,
+                ..TestServer::default()
+            })
+        },
+        Arc::clone(&sessions),
+        StreamableHttpServerConfig::default(),
+    );
+    let discoveries = Arc::new(AtomicUsize::new(0));
+    let is_starting = Arc::new(AtomicBool::new(false));
+    let (asked, starting) = (Arc::clone(&discoveries), Arc::clone(&is_starting));
+    let router = Router::new().fallback_service(service).layer(from_fn(
+        move |request: Request, next: Next| {
+            let (asked, starting) = (Arc::clone(&asked), Arc::clone(&starting));
+            async move {
+                let headers = request.headers();
+                let method = headers.get("mcp-method");
+                if method.is_some_and(|it| it == "server/discover") {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+                }
+                let is_first = !headers.contains_key("mcp-session-id");
+                if is_first && starting.swap(false, Ordering::Relaxed) {
+                    let kind = [("content-type", "application/json")];
+                    let text = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Starting"},"id":null}"#;
+                    return (StatusCode::BAD_REQUEST, kind, text).into_response();
+                }
+                next.run(request).await
+            }
+        },
+    ));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let task = tokio::spawn(async move {
+        let _ = axum::serve(listener, router).await;
+    });
+    let set = open(McpServer::http("web", url)).await;
+    let asked_first = discoveries.load(Ordering::Relaxed);
+    assert!(asked_first > 0);
+    let open_sessions = sessions.sessions.read().await;
+    let id = open_sessions.keys().next().unwrap().clone();
+    drop(open_sessions);
+    // The session is lost, and the connection as well: its own new handshake fails.
+    is_starting.store(true, Ordering::Relaxed);
+    sessions.close_session(&id).await.unwrap();
+    let output = call(&*set, "web__echo", json!({"text": "again"})).await;
+    assert!(
+        output.success && output.content.text().ends_with("again"),
+        "{output:?}"
+    );
+    assert!(!is_starting.load(Ordering::Relaxed));
+    assert_eq!(discoveries.load(Ordering::Relaxed), asked_first);
+    set.close().await.unwrap();
+    task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_servers_connect_at_the_same_time() {
     const SERVERS: usize = 50;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -315,7 +376,7 @@ async fn slow_servers_connect_at_the_same_time() {
         Arc::new(LocalSessionManager::default()),
         StreamableHttpServerConfig::default(),
     );
-    let first = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let first = Arc::new(AtomicUsize::new(0));
     let router = Router::new().fallback_service(service).layer(from_fn(
         move |request: Request, next: Next| {
             let (barrier, first) = (Arc::clone(&all_arrived), Arc::clone(&first));
