@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage};
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
@@ -12,10 +13,12 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpResponseLimits,
 };
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Time for a server to open the stream of its own requests before a tool is called without it.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time between the openings of two streams. A server may end each at once and ask for the next one without a pause.
+const STREAM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How servers and SDKs say that they don't know a session.
 const UNKNOWN_SESSION: [&str; 6] = [
@@ -39,12 +42,17 @@ pub(crate) struct HttpClient {
     client: reqwest::Client,
     /// The latest session in which tools may be called.
     callable: watch::Sender<Option<Arc<str>>>,
+    /// When the next stream may be opened.
+    next_stream: Arc<Mutex<Instant>>,
 }
 
 impl HttpClient {
     pub(crate) fn new(client: reqwest::Client) -> Self {
-        let callable = watch::Sender::new(None);
-        Self { client, callable }
+        Self {
+            client,
+            callable: watch::Sender::new(None),
+            next_stream: Arc::new(Mutex::new(Instant::now())),
+        }
     }
 }
 
@@ -154,6 +162,13 @@ impl StreamableHttpClient for HttpClient {
         headers: Headers,
         max_size: usize,
     ) -> HttpResult<BoxedSseResponse> {
+        let opening = {
+            let mut next = self.next_stream.lock();
+            let opening = Instant::now().max(*next);
+            *next = opening + STREAM_INTERVAL;
+            opening
+        };
+        sleep_until(opening).await;
         // The stream of an answer resumes after its latest event.
         let is_of_answer = last_event.is_some();
         let of = session.clone();

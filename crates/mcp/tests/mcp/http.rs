@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::to_bytes;
@@ -361,6 +361,49 @@ async fn a_server_is_reached_again_with_the_handshake_that_it_needed() {
     );
     assert!(!is_starting.load(Ordering::Relaxed));
     assert_eq!(discoveries.load(Ordering::Relaxed), asked_first);
+    set.close().await.unwrap();
+    task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_ends_at_once_is_opened_again_after_a_pause() {
+    let service = StreamableHttpService::new(
+        || {
+            Ok(TestServer {
+                is_old: true,
+                ..TestServer::default()
+            })
+        },
+        Arc::new(LocalSessionManager::default()),
+        StreamableHttpServerConfig::default(),
+    );
+    let (opened, mut openings) = tokio::sync::mpsc::unbounded_channel();
+    let router = Router::new().fallback_service(service).layer(from_fn(
+        move |request: Request, next: Next| {
+            let opened = opened.clone();
+            async move {
+                if request.method() != Method::GET {
+                    return next.run(request).await;
+                }
+                let _ = opened.send(Instant::now());
+                let kind = [("content-type", "text/event-stream")];
+                (kind, "retry: 0\ndata: x\n\n").into_response()
+            }
+        },
+    ));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let task = tokio::spawn(async move {
+        let _ = axum::serve(listener, router).await;
+    });
+    let set = open(McpServer::http("web", url)).await;
+    let first = openings.recv().await.unwrap();
+    let mut latest = first;
+    for _ in 0..5 {
+        latest = openings.recv().await.unwrap();
+    }
+    // Five pauses, even if the first request arrives late.
+    assert!(latest - first > Duration::from_millis(300));
     set.close().await.unwrap();
     task.abort();
 }
