@@ -1,4 +1,4 @@
-//! A real Chromium in sandboxes of this machine, most of them without network, and a web site inside of each.
+//! A real Chromium in sandboxes, most of them of this machine and without network, and a web site inside of each.
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::expect_used,
@@ -7,6 +7,7 @@
     reason = "clippy knows tests by their attribute, and not the functions they call"
 )]
 
+mod container;
 mod hostile;
 mod network;
 mod pages;
@@ -19,7 +20,7 @@ use cantle_backends_local::LocalBackend;
 use cantle_browser::BrowserTools;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{Backend as _, Process, Sandbox, SandboxContext, SpawnRequest};
+use cantle_core::sandbox::{Backend, Process, Sandbox, SandboxContext, SpawnRequest};
 use cantle_core::tool::{
     OpenContext, ToolContext, ToolError, ToolOutput, ToolProvider as _, ToolSet,
 };
@@ -40,11 +41,12 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// Opens a sandbox without network; `None` without Chromium.
     pub(crate) async fn open(configure: impl FnOnce(BrowserTools) -> BrowserTools) -> Option<Self> {
-        Self::open_with(Policy::workspace(), configure).await
+        Self::open_in(&LocalBackend::new(), Policy::workspace(), configure).await
     }
 
-    /// Opens a sandbox with a policy; `None` without Chromium.
-    pub(crate) async fn open_with(
+    /// Opens a sandbox of a backend with a policy; `None` without Chromium.
+    pub(crate) async fn open_in(
+        backend: &dyn Backend,
         policy: Policy,
         configure: impl FnOnce(BrowserTools) -> BrowserTools,
     ) -> Option<Self> {
@@ -54,7 +56,7 @@ impl Fixture {
         }
         let run = RunId::new();
         let context = SandboxContext::new(run, policy);
-        let sandbox = LocalBackend::new().open(context).await.unwrap();
+        let sandbox = backend.open(context).await.unwrap();
         let server = SpawnRequest::argv(["python3", "-c", include_str!("site.py")]);
         let mut server = sandbox.spawn(server).await.unwrap();
         let mut port = String::new();

@@ -1,6 +1,8 @@
 //! Hosts that are reached through the sandbox's proxy.
 
+use cantle_backends_local::LocalBackend;
 use cantle_core::policy::{HostPattern, Network, Policy};
+use cantle_core::sandbox::Backend;
 use cantle_testkit::lane;
 use serde_json::json;
 use url::Url;
@@ -9,6 +11,11 @@ use super::Fixture;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn allowed_hosts_are_reached_through_the_sandbox_s_proxy() {
+    reach_allowed_hosts(&LocalBackend::new(), Policy::workspace()).await;
+}
+
+/// Reaches a host that is allowed, and the sandbox's own servers, but no other host.
+pub(crate) async fn reach_allowed_hosts(backend: &dyn Backend, mut policy: Policy) {
     let Ok(index) = std::env::var("CANTLE_TEST_INDEX") else {
         return lane::skip("the peer index is not available");
     };
@@ -22,12 +29,11 @@ async fn allowed_hosts_are_reached_through_the_sandbox_s_proxy() {
     // An index is often a mirror in a private network.
     let host = format!("{}:{port},private", package.host_str().unwrap());
     let host: HostPattern = host.parse().unwrap();
-    let mut policy = Policy::workspace();
     policy.network = Some(Network::Hosts(vec![host]));
     // The mirror's certificate may be of an authority that Chromium does not know.
     let configured =
         |tools: cantle_browser::BrowserTools| tools.extra_args(["--ignore-certificate-errors"]);
-    let Some(fixture) = Fixture::open_with(policy, configured).await else {
+    let Some(fixture) = Fixture::open_in(backend, policy, configured).await else {
         return;
     };
     let url = json!({"url": package.as_str()});
