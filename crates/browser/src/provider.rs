@@ -154,9 +154,7 @@ async fn decode(image: Bytes, limits: ImageLimits) -> Result<Media, ToolError> {
     let thread = thread::Builder::new().name("cantle-browser".to_owned());
     let decode = move || Media::image(image).and_then(|image| image.within(limits));
     let decoded = on_thread(thread, decode).await?;
-    decoded.map_err(|error| {
-        ToolError::failed(format!("The screenshot is no valid image: {error}")).with_source(error)
-    })
+    decoded.map_err(|error| ToolError::failed(format!("The screenshot is no valid image: {error}")))
 }
 
 impl SessionBrowser {

@@ -154,8 +154,7 @@ impl RecordedCall {
         let mut file = self.file.lock();
         file.write_call(&self.request, outcome).map_err(|error| {
             let message = format!("failed to write the recording: {error}");
-            let failed = LlmError::new(LlmErrorKind::InvalidRequest, message);
-            failed.with_source(error).with_usage(usage)
+            LlmError::new(LlmErrorKind::InvalidRequest, message).with_usage(usage)
         })
     }
 }

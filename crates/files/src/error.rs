@@ -95,6 +95,23 @@ impl From<FilesError> for ToolError {
 
 impl From<FilesError> for SandboxError {
     fn from(error: FilesError) -> Self {
-        Self::new(SandboxErrorKind::Io, error.to_string()).with_source(error)
+        let converted = Self::new(SandboxErrorKind::Io, error.message);
+        match error.source {
+            Some(source) => converted.with_source(source),
+            None => converted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_error_names_the_cause_once() {
+        let error = SandboxError::from(FilesError::store("no route to host"));
+        assert_eq!(error.to_string(), "the file store failed");
+        let cause = error.source().map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("no route to host"));
     }
 }

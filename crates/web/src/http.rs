@@ -71,8 +71,8 @@ impl Connector {
 async fn load_tls() -> Result<ClientConfig, WebError> {
     let loaded = spawn_blocking(|| cantle_tls::TlsOptions::new().build()).await;
     loaded.map_err(setup_error)?.map_err(|error| {
-        let advice = error.advice().to_owned();
-        WebError::new(WebErrorKind::Tls, error.to_string(), advice).with_source(error)
+        WebError::new(WebErrorKind::Tls, error.to_string(), error.advice())
+            .with_source(error.into_source())
     })
 }
 
@@ -186,7 +186,7 @@ pub(crate) async fn read_body(
         Err(error) => {
             let message = format!("the compressed response of `{host}` is damaged: {error}");
             let advice = "Try again, or use another source.";
-            Err(WebError::new(WebErrorKind::Protocol, message, advice).with_source(error))
+            Err(WebError::new(WebErrorKind::Protocol, message, advice))
         }
     }
 }

@@ -83,7 +83,7 @@ impl Reach {
                 self.resolver.resolve(&name).await.map_err(|error| {
                     let message = format!("the host `{name}` has no address: {error}");
                     let advice = "Check the host name in the URL.";
-                    WebError::new(WebErrorKind::Unreachable, message, advice).with_source(error)
+                    WebError::new(WebErrorKind::Unreachable, message, advice)
                 })?
             }
             Some(host) if self.allow.is_some() || !self.deny.is_empty() => {
@@ -143,8 +143,7 @@ pub(crate) fn parse_url(text: &str, base: Option<&Url>) -> Result<Url, WebError>
         return Err(invalid("the URL is longer than 8 KiB"));
     }
     let parsed = Url::options().base_url(base).parse(text.trim());
-    let mut url = parsed
-        .map_err(|error| invalid(format!("`{text}` is not a URL: {error}")).with_source(error))?;
+    let mut url = parsed.map_err(|error| invalid(format!("`{text}` is not a URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
         let scheme = url.scheme();
         return Err(invalid(format!(
@@ -166,4 +165,21 @@ fn invalid(message: impl Into<String>) -> WebError {
 fn refused(message: impl Into<String>) -> WebError {
     let advice = "This can't be changed from here: use another source, or tell the user.";
     WebError::new(WebErrorKind::Refused, message, advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_in_the_message_is_no_source() {
+        let error = parse_url("http://[", None).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`http://[` is not a URL: invalid IPv6 address"
+        );
+        assert!(error.source().is_none());
+    }
 }

@@ -81,8 +81,7 @@ pub(super) async fn start(
                 let message =
                     format!("a command can't be made read-only in this container: {error}");
                 let advice = "It needs Landlock 3 (Linux 6.2) and an engine that allows it, and a directory that exists.";
-                let error = SandboxError::unsupported(message).with_source(error);
-                return Err(error.with_advice(advice));
+                return Err(SandboxError::unsupported(message).with_advice(advice));
             }
             return Err(launch_error(sandbox, &launch, stage, error));
         }

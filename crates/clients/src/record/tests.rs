@@ -1,3 +1,4 @@
+use std::error::Error as _;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
@@ -239,6 +240,7 @@ async fn a_recording_that_cannot_be_written_fails_the_call() {
         error.to_string(),
         "failed to write the recording: no space left"
     );
+    assert!(error.source().is_none(), "the message has it");
     // The model has answered all the same.
     assert_eq!(error.usage().map(|usage| usage.total()), Some(15));
 }

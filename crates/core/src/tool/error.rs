@@ -9,6 +9,9 @@ use crate::sandbox::{SandboxError, SandboxErrorKind};
 
 /// The failure of a tool call. The model reads the message. The run continues, unless the sandbox is
 /// gone.
+///
+/// An error that was converted to this one is its [`source`](StdError::source), so that callers can handle it by its
+/// type, although the message has its text.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ToolError {

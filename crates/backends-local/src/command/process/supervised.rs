@@ -206,7 +206,7 @@ fn start_error(
 ) -> SandboxError {
     let error = match stage {
         StartStage::Prepare if access == WriteAccess::RemovalOnly => return over_limit(error),
-        StartStage::Prepare if launch.read_only_except.is_some() => return not_read_only(error),
+        StartStage::Prepare if launch.read_only_except.is_some() => return not_read_only(&error),
         StartStage::Execute => launch.program.exec_error(error),
         StartStage::Directory => {
             let directory = &launch.directory;
@@ -227,11 +227,10 @@ fn over_limit(error: io::Error) -> SandboxError {
 }
 
 /// The error for a read-only command that can't be restricted.
-fn not_read_only(error: io::Error) -> SandboxError {
+fn not_read_only(error: &io::Error) -> SandboxError {
     let message = format!("a command can't be made read-only here: {error}");
     SandboxError::unsupported(message)
         .with_advice("It needs Landlock 3 (Linux 6.2), and a directory that exists.")
-        .with_source(error)
 }
 
 /// The error for a command whose keeper did not report: the sandbox is gone, or the kernel killed the
