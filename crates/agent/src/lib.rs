@@ -68,7 +68,7 @@ pub use self::inputs::{IgnoreRules, InputEntries, InputOptions};
 pub use self::journal::{KeptRun, KeptStatus, LockedRun, RunStore, StoreError, StoreErrorKind};
 pub use self::resource::Resource;
 pub use self::rules::TextAnswers;
-pub use self::run::{FinishError, Outcome, Run, RunControl, RunOptions};
+pub use self::run::{InvalidFinish, Outcome, Run, RunControl, RunOptions};
 pub use self::session::{ResumeOptions, Session, SessionOptions};
 pub use self::sub_agents::SubAgent;
 pub use self::trajectory::Trajectory;

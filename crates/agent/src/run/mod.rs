@@ -15,5 +15,5 @@ pub(crate) use self::execute::RunStart;
 pub use self::handle::{Run, RunControl};
 pub use self::options::RunOptions;
 pub(crate) use self::outcome::last_text;
-pub use self::outcome::{FinishError, Outcome};
+pub use self::outcome::{InvalidFinish, Outcome};
 pub(crate) use self::resources::{KeptSession, ResumedRun, SessionResources};

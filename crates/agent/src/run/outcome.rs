@@ -40,7 +40,7 @@ pub struct Outcome {
 /// A run has no finish parameters of the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct FinishError(String);
+pub struct InvalidFinish(String);
 
 impl Outcome {
     /// The outcome of a run that did not begin, or whose task was lost.
@@ -77,15 +77,15 @@ impl Outcome {
     ///
     /// # Errors
     /// If the run did not finish, or another finish tool was called.
-    pub fn finish_as<T: DeserializeOwned>(&self) -> Result<T, FinishError> {
+    pub fn finish_as<T: DeserializeOwned>(&self) -> Result<T, InvalidFinish> {
         match (&self.finish, &self.error) {
             (Some(finish), _) => T::deserialize(&finish.params).map_err(|error| {
-                FinishError(format!("the parameters of `{}`: {error}", finish.tool))
+                InvalidFinish(format!("the parameters of `{}`: {error}", finish.tool))
             }),
-            (None, Some(error)) => Err(FinishError(format!("the run did not finish: {error}"))),
+            (None, Some(error)) => Err(InvalidFinish(format!("the run did not finish: {error}"))),
             (None, None) => {
                 let reason = "the run did not finish: the model answered in text";
-                Err(FinishError(reason.to_owned()))
+                Err(InvalidFinish(reason.to_owned()))
             }
         }
     }
