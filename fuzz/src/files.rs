@@ -33,7 +33,7 @@ pub(crate) fn build_context(data: &[u8]) {
     }
     fs::write(path(".dockerignore"), ignore).unwrap();
     fs::write(path("Dockerfile"), dockerfile).unwrap();
-    let digest = || build_digest(&path("Dockerfile"), directory.path());
+    let digest = || build_digest(&path("Dockerfile"), directory.path(), |_, _| {});
     if let Ok(one) = digest() {
         assert_eq!(digest().ok(), Some(one));
     }

@@ -1,6 +1,7 @@
 //! `--backend`: where commands run.
 
 use std::fmt;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -94,16 +95,20 @@ impl BackendArg {
         })
     }
 
-    /// Returns the Dockerfile's path and the digest of it and its context, if it is one.
+    /// Returns the Dockerfile's path and the digest of it and its context, if it is one. Calls `on_file` for each of their
+    /// files.
     ///
     /// # Errors
     /// If they can't be read.
-    pub(crate) fn build_digest(&self) -> anyhow::Result<Option<(PathBuf, String)>> {
+    pub(crate) fn build_digest(
+        &self,
+        on_file: impl FnMut(&Path, &Metadata),
+    ) -> anyhow::Result<Option<(PathBuf, String)>> {
         let Self::Dockerfile { path, .. } = self else {
             return Ok(None);
         };
         let (file, context) = dockerfile(path)?;
-        let digest = build_digest(&file, &context)?;
+        let digest = build_digest(&file, &context, on_file)?;
         Ok(Some((file, digest)))
     }
 

@@ -66,11 +66,16 @@ impl ProjectFiles {
 
     /// Adds a file, or a directory, with a digest of its content.
     pub(crate) fn add(&mut self, path: &Path, digest: &str, metadata: &Metadata) {
-        let name = path.display().to_string();
+        self.check(path, metadata);
+        self.digests
+            .insert(path.display().to_string(), digest.to_owned());
+    }
+
+    /// Rules out trust in all files read so far if another user owns this one or may write to it.
+    pub(crate) fn check(&mut self, path: &Path, metadata: &Metadata) {
         if let Some(problem) = foreign_access(metadata) {
-            self.problem = Some(format!("{name} {problem}"));
+            self.problem = Some(format!("{} {problem}", path.display()));
         }
-        self.digests.insert(name, digest.to_owned());
     }
 
     /// Returns the files with their digests.
@@ -173,7 +178,9 @@ fn foreign_access(metadata: &Metadata) -> Option<&'static str> {
     // Many systems give each user a group of the same number, and new files to it.
     let has_own_group = metadata.gid() == owner;
     let writable = if has_own_group { 0o002 } else { 0o022 };
-    (metadata.mode() & writable != 0).then_some("can be changed by other users")
+    // Links have all permissions, which mean nothing.
+    let is_writable = !metadata.is_symlink() && metadata.mode() & writable != 0;
+    is_writable.then_some("can be changed by other users")
 }
 
 /// The directories that the user trusts.

@@ -1,6 +1,6 @@
 //! Build contexts: a directory packed as an archive, with a digest of its content.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -25,19 +25,24 @@ pub(crate) struct PackedContext {
     pub(crate) digest: String,
 }
 
-/// Packs `context` and `dockerfile`; blocks.
-pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, SandboxError> {
+/// Packs `context` and `dockerfile`, and calls `on_file` for each file and each link that it reads; blocks.
+pub(crate) fn pack(
+    dockerfile: &Path,
+    context: &Path,
+    on_file: &mut dyn FnMut(&Path, &Metadata),
+) -> Result<PackedContext, SandboxError> {
     let failed = |path: &Path, error: io::Error| {
         let message = format!("failed to read `{}` for a build: {error}", path.display());
         SandboxError::unavailable(message)
             .with_advice("Give the path of a Dockerfile and of the directory it builds from.")
     };
-    let recipe = read_regular(dockerfile).map_err(|error| failed(dockerfile, error))?;
-    let ignore = read_ignore(dockerfile, context).map_err(|error| failed(context, error))?;
+    let recipe = read_regular(dockerfile, on_file).map_err(|error| failed(dockerfile, error))?;
+    let ignore = read_ignore(dockerfile, context, on_file);
+    let ignore = ignore.map_err(|error| failed(context, error))?;
     if !context.is_dir() {
         return Err(failed(context, io::ErrorKind::NotADirectory.into()));
     }
-    let pack = || -> Result<PackedContext, (PathBuf, io::Error)> {
+    let mut pack = || -> Result<PackedContext, (PathBuf, io::Error)> {
         let temporary = |error| (std::env::temp_dir(), error);
         let mut output = HashingFile {
             file: tempfile::tempfile().map_err(temporary)?,
@@ -45,7 +50,7 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, S
         };
         {
             let mut archive = Builder::new(&mut output);
-            append_directory(&mut archive, context, "", &ignore)?;
+            append_directory(&mut archive, context, "", &ignore, on_file)?;
             let mut header = header(EntryType::Regular, 0o644);
             header.set_size(recipe.len() as u64);
             let append = archive.append_data(&mut header, DOCKERFILE_NAME, &*recipe);
@@ -62,20 +67,26 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, S
 }
 
 /// Reads a file; a pipe would wait for its writer.
-fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
-    if !fs::metadata(path)?.is_file() {
+fn read_regular(path: &Path, on_file: &mut dyn FnMut(&Path, &Metadata)) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
         let message = "it is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
+    on_file(path, &metadata);
     fs::read(path)
 }
 
 /// Reads `NAME.dockerignore` beside the Dockerfile, or else the context's `.dockerignore`.
-fn read_ignore(dockerfile: &Path, context: &Path) -> io::Result<IgnoreRules> {
+fn read_ignore(
+    dockerfile: &Path,
+    context: &Path,
+    on_file: &mut dyn FnMut(&Path, &Metadata),
+) -> io::Result<IgnoreRules> {
     let mut specific = dockerfile.as_os_str().to_owned();
     specific.push(".dockerignore");
     for path in [PathBuf::from(specific), context.join(".dockerignore")] {
-        match read_regular(&path) {
+        match read_regular(&path, on_file) {
             Ok(text) => return Ok(IgnoreRules::parse(&String::from_utf8_lossy(&text))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -89,6 +100,7 @@ fn append_directory<W: Write>(
     directory: &Path,
     above: &str,
     ignore: &IgnoreRules,
+    on_file: &mut dyn FnMut(&Path, &Metadata),
 ) -> Result<(), (PathBuf, io::Error)> {
     let at = |error| (directory.to_owned(), error);
     let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -119,17 +131,19 @@ fn append_directory<W: Write>(
                     .map_err(at)?;
             }
             if !excluded || ignore.has_inclusions() {
-                append_directory(archive, &path, &name, ignore)?;
+                append_directory(archive, &path, &name, ignore, on_file)?;
             }
         } else if excluded {
             // Not opened: it may be a socket or unreadable.
         } else if kind.is_symlink() {
+            on_file(&path, &metadata);
             let target = fs::read_link(&path).map_err(at)?;
             let mut header = header(EntryType::Symlink, 0o777);
             archive
                 .append_link(&mut header, &name, target)
                 .map_err(at)?;
         } else if kind.is_file() {
+            on_file(&path, &metadata);
             let file = File::open(&path).map_err(at)?;
             let size = metadata.len();
             let mut header = header(EntryType::Regular, mode(&metadata));
@@ -145,13 +159,13 @@ fn append_directory<W: Write>(
 }
 
 #[cfg(unix)]
-fn mode(metadata: &fs::Metadata) -> u32 {
+fn mode(metadata: &Metadata) -> u32 {
     use std::os::unix::fs::PermissionsExt as _;
     metadata.permissions().mode() & 0o7777
 }
 
 #[cfg(not(unix))]
-fn mode(_metadata: &fs::Metadata) -> u32 {
+fn mode(_metadata: &Metadata) -> u32 {
     0o755
 }
 
@@ -179,6 +193,10 @@ mod tests {
     use cantle_core::sandbox::SandboxErrorKind;
 
     use super::*;
+
+    fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, SandboxError> {
+        super::pack(dockerfile, context, &mut |_, _| {})
+    }
 
     fn names(packed: &mut PackedContext) -> BTreeMap<String, Vec<u8>> {
         let mut archive = tar::Archive::new(&packed.archive);

@@ -4,6 +4,7 @@ mod context;
 mod ignore;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
 use bollard::auth::DockerCredentials;
@@ -57,13 +58,17 @@ pub(crate) struct BuildSpec {
 
 /// Returns the SHA-256, in hexadecimal, of a Dockerfile and the directory that it builds from.
 ///
-/// It covers names, contents, modes and link targets, without files that `.dockerignore` excludes. Blocks while
-/// it reads the files.
+/// It covers names, contents, modes and link targets, without files that `.dockerignore` excludes. Calls `on_file` for
+/// each file and each link that it covers. Blocks while it reads the files.
 ///
 /// # Errors
 /// If a file can't be read.
-pub fn build_digest(dockerfile: &Path, context: &Path) -> Result<String, SandboxError> {
-    Ok(context::pack(dockerfile, context)?.digest)
+pub fn build_digest(
+    dockerfile: &Path,
+    context: &Path,
+    mut on_file: impl FnMut(&Path, &Metadata),
+) -> Result<String, SandboxError> {
+    Ok(context::pack(dockerfile, context, &mut on_file)?.digest)
 }
 
 /// Returns the image of this name; pulls it if the engine doesn't have it.
@@ -88,7 +93,8 @@ pub(crate) async fn build_if_missing(
     progress: &dyn Progress,
 ) -> Result<Image, SandboxError> {
     let (dockerfile, directory) = (spec.dockerfile.clone(), spec.context.clone());
-    let packing = tokio::task::spawn_blocking(move || context::pack(&dockerfile, &directory));
+    let packing = move || context::pack(&dockerfile, &directory, &mut |_, _| {});
+    let packing = tokio::task::spawn_blocking(packing);
     let packed = packing.await.map_err(|error| {
         SandboxError::new(
             SandboxErrorKind::Io,

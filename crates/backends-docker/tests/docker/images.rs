@@ -29,7 +29,8 @@ async fn changed_build_contexts_are_not_built() {
     let directory = tempfile::tempdir().unwrap();
     let lines = format!("FROM {}\n", engine.busybox);
     let backend = dockerfile_backend(&engine, directory.path(), &lines);
-    let digest = build_digest(&directory.path().join("Dockerfile"), directory.path()).unwrap();
+    let dockerfile = directory.path().join("Dockerfile");
+    let digest = build_digest(&dockerfile, directory.path(), |_, _| {}).unwrap();
     let backend = backend.with_build_digest(&digest);
     open(&backend).await.close().await.unwrap();
 

@@ -413,7 +413,9 @@ impl Project {
                 *prompt = text.with_context(|| format!("there is no file {}", path.display()))?;
             }
             if let Some(backend) = settings.get("backend").and_then(Value::as_str)
-                && let Some((dockerfile, digest)) = backend.parse::<BackendArg>()?.build_digest()?
+                && let Some((dockerfile, digest)) = backend
+                    .parse::<BackendArg>()?
+                    .build_digest(|path, metadata| self.files.check(path, metadata))?
             {
                 let metadata = dockerfile.metadata()?;
                 self.files.add(&dockerfile, &digest, &metadata);

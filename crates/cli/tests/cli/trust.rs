@@ -186,14 +186,28 @@ async fn files_of_other_users_are_never_trusted() {
         assert_eq!(exited.code, Some(2), "{exited:?}");
         assert!(exited.stderr.contains(problem), "{exited:?}");
     };
-    let path = env.path("cantle.toml");
-    let mode =
-        |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-    mode(0o666);
+    let set_mode = |path: &str, mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(env.path(path), mode).unwrap();
+    };
+    set_mode("cantle.toml", 0o666);
     refused("cantle.toml can be changed by other users").await;
-    mode(0o644);
+    set_mode("cantle.toml", 0o644);
+
+    env.write("cantle.toml", "backend = \"dockerfile:image\"\n");
+    env.write("image/Dockerfile", "FROM scratch\n");
+    env.write("image/files/setup.sh", "true\n");
+    std::os::unix::fs::symlink("setup.sh", env.path("image/files/link")).unwrap();
+    trust(&env).await;
+    set_mode("image/files/setup.sh", 0o666);
+    refused("image/files/setup.sh can be changed by other users").await;
+    // It is not part of the context.
+    env.write("image/.dockerignore", "files\n");
+    trust(&env).await;
+
     if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+        let path = env.path("cantle.toml");
+        std::os::unix::fs::chown(path, Some(12_345), None).unwrap();
         refused("cantle.toml belongs to another user").await;
     }
 }
