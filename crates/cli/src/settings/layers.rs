@@ -31,6 +31,9 @@ const TRUST_DIRECTORY: &str = "trust_directory";
 /// Maximum number of characters of the names of ignored settings, to which profiles of any name belong.
 const MAX_NAMED_CHARS: usize = 500;
 
+/// The smallest output limit that a client has by default: that of Messages. The others leave it to the server.
+const DEFAULT_MAX_TOKENS: f64 = 32_000.0;
+
 /// Settings that name an endpoint.
 const ENDPOINT: &[&str] = &["provider", "base_url"];
 
@@ -433,11 +436,29 @@ fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
         // Limits are compared where they are merged.
         "limit" => return true,
         "effort" | "temperature" => return true,
-        "max_tokens" => None,
-        "max_turns" => Some(f64::from(Settings::default().max_turns())),
-        "timeout" => Some(Settings::default().timeout().as_secs_f64()),
+        "max_tokens" => DEFAULT_MAX_TOKENS,
+        "max_turns" => f64::from(Settings::default().max_turns()),
+        "timeout" => Settings::default().timeout().as_secs_f64(),
         _ => return false,
     };
-    let allowed = user.get(name).and_then(Value::as_f64).or(default);
-    allowed.is_none_or(|allowed| value.as_f64() <= Some(allowed))
+    let allowed = user.get(name).and_then(Value::as_f64);
+    value.as_f64() <= Some(allowed.unwrap_or(default))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn untrusted_directories_only_lower_the_output_limit() {
+        let counts = |tokens: u64, user: Option<u64>| {
+            let user = user.map(|tokens| ("max_tokens".to_owned(), Value::from(tokens)));
+            let user: Layer = user.into_iter().collect();
+            is_harmless("max_tokens", &Value::from(tokens), &user)
+        };
+        assert!(counts(32_000, None));
+        assert!(!counts(32_001, None));
+        assert!(counts(50_000, Some(50_000)));
+        assert!(!counts(101, Some(100)));
+    }
 }
