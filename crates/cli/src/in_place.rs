@@ -5,6 +5,7 @@
 //! renamed at the end of a run.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -27,6 +28,8 @@ use crate::result_file;
 use crate::unfinished;
 use crate::working_copy::project_directory;
 
+/// Directories of version control.
+const VERSION_CONTROL: [&str; 3] = [".git", ".hg", ".svn"];
 /// Maximum number of files that are read-only or hidden.
 const MAX_PROTECTED: usize = 2000;
 /// Maximum number of names in a message.
@@ -90,7 +93,7 @@ impl InPlace {
         };
         let directory = project_directory(directory)?;
         let Reserved {
-            entries: read_only,
+            entries: mut read_only,
             unreadable,
         } = Reserved::find(&directory, &[]);
         let is_foreign = |path: &Path| {
@@ -107,8 +110,10 @@ impl InPlace {
         }
         let hidden = match include_secrets {
             true => BTreeMap::new(),
-            false => secrets(&directory, &read_only)?,
+            false => secrets(&directory)?,
         };
+        // What is hidden is read-only, too.
+        read_only.retain(|path, _| !hidden.contains_key(path));
         if read_only.len() + hidden.len() > MAX_PROTECTED {
             bail!(
                 "{} has more than {MAX_PROTECTED} files to protect from commands, such as .git and .env: work on a copy, \
@@ -417,19 +422,18 @@ fn is_result(path: &Path, name: &str, results: &[PathBuf]) -> bool {
     above.is_some_and(|above| above == output_dir::DEFAULT) || results.iter().any(|it| it == parent)
 }
 
-/// Returns files that look like secrets, relative to a directory, but for those below reserved names.
+/// Returns files that look like secrets, relative to a directory, but for those of version control: they are named after
+/// branches, and its programs need them.
 ///
 /// # Errors
 /// If the directory can't be read.
-fn secrets(
-    directory: &Path,
-    reserved: &BTreeMap<PathBuf, EntryIdentity>,
-) -> anyhow::Result<BTreeMap<PathBuf, EntryIdentity>> {
+fn secrets(directory: &Path) -> anyhow::Result<BTreeMap<PathBuf, EntryIdentity>> {
     let mut options = InputOptions::default();
     options.include_ignored = true;
     options.include_results = true;
     let found = options.entries(directory)?.secrets.into_iter();
-    let found = found.filter(|path| !reserved.keys().any(|above| path.starts_with(above)));
+    let is_version_control = |name: &OsStr| VERSION_CONTROL.iter().any(|it| name == *it);
+    let found = found.filter(|path| !path.iter().any(is_version_control));
     let identified = found.filter_map(|path| {
         let identity = EntryIdentity::of(&directory.join(&path)).ok()?;
         Some((path, identity))

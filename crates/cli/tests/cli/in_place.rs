@@ -233,6 +233,33 @@ async fn secrets_that_a_run_sees_are_seen_by_the_next_one() {
 }
 
 #[tokio::test]
+async fn secrets_are_hidden_also_among_what_programs_load() {
+    let (server, env) = on_repository(
+        "cd \"$REPO\" || exit; cat .npmrc .devcontainer/.env .git/prod.env; \
+         for file in .npmrc .devcontainer/.env; do echo evil > $file && echo \"SUCC\"EEDED; done; true",
+    )
+    .await;
+    for file in [".npmrc", ".devcontainer/.env"] {
+        env.write(format!("repo/{file}"), "SECRET=2\n");
+    }
+    // A branch of this name has such a file.
+    env.write("repo/.git/prod.env", "of git\n");
+    let variable = format!("REPO={}", env.path("repo").display());
+    let exited = work(&env, &["--env", &variable]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let second = server.requests()[1].body().to_string();
+    assert!(second.contains("of git"), "{second}");
+    assert!(!second.contains("SECRET"), "{second}");
+    assert!(!second.contains("SUCCEEDED"), "{second}");
+    assert!(
+        exited
+            .stderr
+            .contains("Hidden (--include-secrets): .devcontainer/.env, .env, .npmrc."),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
 async fn an_unfinished_run_is_resumed_in_the_directory() {
     let (_server, env) = on_repository("true").await;
     let here = async |args: &[&str]| {
