@@ -235,11 +235,11 @@ async fn secrets_that_a_run_sees_are_seen_by_the_next_one() {
 #[tokio::test]
 async fn secrets_are_hidden_also_among_what_programs_load() {
     let (server, env) = on_repository(
-        "cd \"$REPO\" || exit; cat .npmrc .devcontainer/.env .git/prod.env; \
-         for file in .npmrc .devcontainer/.env; do echo evil > $file && echo \"SUCC\"EEDED; done; true",
+        "cd \"$REPO\" || exit; cat .npmrc .devcontainer/.env .ssh/config .git/prod.env; \
+         for file in .npmrc .devcontainer/.env .ssh/config .ssh/new; do echo evil > $file && echo \"SUCC\"EEDED; done; true",
     )
     .await;
-    for file in [".npmrc", ".devcontainer/.env"] {
+    for file in [".npmrc", ".devcontainer/.env", ".ssh/config"] {
         env.write(format!("repo/{file}"), "SECRET=2\n");
     }
     // A branch of this name has such a file.
@@ -254,7 +254,7 @@ async fn secrets_are_hidden_also_among_what_programs_load() {
     assert!(
         exited
             .stderr
-            .contains("Hidden (--include-secrets): .devcontainer/.env, .env, .npmrc."),
+            .contains("Hidden (--include-secrets): .devcontainer/.env, .env, .npmrc, .ssh/config."),
         "{exited:?}"
     );
 }

@@ -2,7 +2,8 @@
 
 use super::{SandboxError, SandboxPath};
 
-/// Names of files and directories that configure version control, editors, shells, CI and agents, in lower case.
+/// Names of files and directories that configure version control, editors, shells, SSH, package managers, CI and agents,
+/// in lower case.
 const RESERVED: &[&str] = &[
     ".git",
     "git~1",
@@ -10,6 +11,10 @@ const RESERVED: &[&str] = &[
     ".githooks",
     ".husky",
     ".pre-commit-config.yaml",
+    "lefthook.yml",
+    ".lefthook.yml",
+    "lefthook-local.yml",
+    ".lefthook-local.yml",
     ".hg",
     ".svn",
     ".vscode",
@@ -25,10 +30,18 @@ const RESERVED: &[&str] = &[
     ".envrc",
     ".bashrc",
     ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
     ".profile",
     ".zshrc",
     ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".zlogout",
+    ".ssh",
     ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
     ".cargo",
     ".mise.toml",
     "mise.toml",
@@ -110,6 +123,9 @@ mod tests {
             "/work/.envrc",
             "ci/Jenkinsfile",
             "x.code-workspace",
+            "lefthook.yml",
+            ".ssh/authorized_keys",
+            "web/.yarnrc.yml",
         ] {
             assert!(reserved_name(path).is_some(), "{path}");
         }
