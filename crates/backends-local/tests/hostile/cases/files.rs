@@ -4,9 +4,11 @@ use std::path::Path;
 
 use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField, ReadRoots};
+use cantle_core::sandbox::SandboxErrorKind;
 
 use super::{changes_outside, reports_success, shows_secret};
-use crate::case::{Case, FILES, FILTER, Gap, NAMESPACES, NegativeControl};
+use crate::arena::{Arena, python};
+use crate::case::{Case, FILES, FILTER, Gap, NAMESPACES, NegativeControl, Tried};
 use crate::fixture::{Fixture, shared_memory};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -17,6 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
         learning(),
         special(),
         own_directory(),
+        read_only_commands(),
     ]
     .concat();
     // Root's part of the test creates the program, and is root already.
@@ -350,4 +353,60 @@ fn own_directory() -> Vec<Case> {
         )
         .stopped_by(NAMESPACES, METADATA),
     ]
+}
+
+/// Commands that may change only what is below one directory, here `scratch`.
+fn read_only_commands() -> Vec<Case> {
+    let cases = [
+        Case::custom(
+            "truncate a file that a read-only command opens to read",
+            |arena| {
+                let script =
+                    "attempt('truncate', lambda: os.open('file', os.O_RDONLY | os.O_TRUNC))";
+                read_only(arena, script)
+            },
+        ),
+        Case::custom(
+            "swap a file with one that a read-only command may change",
+            |arena| {
+                let script =
+                    "tell('swap', C.renameat2(-100, b'scratch/own', -100, b'file', 2) == 0)";
+                read_only(arena, script)
+            },
+        ),
+        Case::custom(
+            "change the mode of a file that a read-only command has open",
+            |arena| {
+                let script =
+                    "attempt('mode', lambda: os.fchmod(os.open('file', os.O_RDONLY), 0o600))";
+                read_only(arena, script)
+            },
+        ),
+    ];
+    let control = NegativeControl::Under(|_| Policy::workspace());
+    cases.map(|case| case.control(control)).into()
+}
+
+/// Runs a script in a read-only command, as a control in an ordinary one; returns whether it changes a file.
+fn read_only<'a>(arena: &'a Arena, script: &'a str) -> Tried<'a> {
+    Box::pin(async move {
+        arena
+            .shell("mkdir scratch; echo own > scratch/own; echo original > file")
+            .await;
+        let state = "stat -c %A file; cat file";
+        let before = arena.shell(state).await.stdout;
+        let mut request = python(script);
+        if arena.mode.is_some() {
+            request = request.read_only_except("scratch".parse().unwrap());
+        }
+        let ran = arena.run(request).await;
+        let after = arena.shell(state).await.stdout;
+        match &ran.error {
+            // Where it can't be restricted, it does not run.
+            Some(error) if error.kind() == SandboxErrorKind::Unsupported => {}
+            None if ran.stdout.contains("GOT") || ran.stdout.contains("MISSED") => {}
+            _ => return Err(ran.summary()),
+        }
+        Ok(after != before)
+    })
 }
