@@ -55,7 +55,7 @@ pub struct Trial {
     pub broken: Vec<PolicyField>,
 }
 
-/// Why a sandbox could not be opened, or could not run a command.
+/// The reason why a sandbox could not be opened, or could not run a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProbeFailure {

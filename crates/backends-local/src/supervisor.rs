@@ -57,7 +57,7 @@ pub(crate) struct SetupOutcome {
     pub(crate) opened: Vec<OwnedFd>,
 }
 
-/// Why a sandbox could not be built.
+/// The reason why a sandbox could not be built.
 #[derive(Debug)]
 pub(crate) enum StartError {
     /// The supervisor could not be started, or ended before it answered.

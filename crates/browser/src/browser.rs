@@ -19,7 +19,7 @@ use crate::settings::BrowserTools;
 
 /// The script of [`Browser::evaluate_in_frames`].
 const PAGE_SCRIPT: &str = include_str!("page.js");
-/// Where downloads go, in the working directory.
+/// The directory of downloads, in the working directory.
 pub(crate) const DOWNLOADS: &str = "downloads";
 /// The problem with a page whose script failed.
 const UNREADABLE: &str = "The page can't be read";

@@ -1,9 +1,9 @@
-//! Why a call fails.
+//! Failures of calls.
 
 use cantle_core::escape::shorten;
 use cantle_core::sandbox::SandboxError;
 
-/// Why a call fails.
+/// The reason why a call fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The browser can't be used any longer, for this reason; the next call starts a new one.

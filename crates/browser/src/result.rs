@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
     page: PagePart,
 }
 
-/// Which part of the page belongs to a result.
+/// The part of the page that belongs to a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PagePart {
     Nothing,

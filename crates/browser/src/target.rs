@@ -1,4 +1,4 @@
-//! Which URLs a model may open.
+//! The URLs that a model may open.
 
 use std::net::IpAddr;
 

@@ -24,7 +24,7 @@ pub(crate) struct RunConfig {
     pub(crate) settings: Settings,
     pub(crate) model: ModelSource,
     pub(crate) policy: Policy,
-    /// Where the settings come from.
+    /// The settings by their origins.
     pub(crate) layers: Layers,
 }
 

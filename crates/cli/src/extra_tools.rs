@@ -17,7 +17,7 @@ use crate::provider::Provider;
 use crate::settings::{OptionalTool, Settings};
 use crate::web::WebOffer;
 
-/// Which extra tools a run has.
+/// The extra tools of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct ExtraTools {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 const TAB_COLUMNS: usize = 8;
 
-/// How the line begins that stands for the middle of a command's output.
+/// The start of the line that stands for the middle of a command's output.
 const CUT_OUTPUT: &str = "… [the output has ";
 
 /// Removes escape sequences, control characters and bidirectional overrides from text.

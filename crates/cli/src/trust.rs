@@ -28,7 +28,7 @@ pub(crate) type Digests = BTreeMap<String, String>;
 #[derive(Debug, Default)]
 pub(crate) struct ProjectFiles {
     digests: Digests,
-    /// Why the files can't be trusted, whatever the record says.
+    /// The reason why the files can't be trusted, whatever the record says.
     problem: Option<String>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn notice(tools: &[String]) -> Option<&'static str> {
     tools.iter().any(is_web).then_some(NOTICE)
 }
 
-/// Which web tools a run has.
+/// The web tools of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WebOffer {

@@ -185,9 +185,9 @@ struct GeneratedFiles {
     owner: String,
     run: String,
     directory: SandboxPath,
-    /// When no other file is begun.
+    /// The time from which no other file is begun.
     deadline: Instant,
-    /// When a file that was begun is given up.
+    /// The time at which a file that was begun is given up.
     end: Instant,
     /// Their descriptions for the model.
     stored: Mutex<Vec<Value>>,

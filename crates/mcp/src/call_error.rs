@@ -12,7 +12,7 @@ use crate::limits::MAX_ERROR_CHARS;
 /// The code of revision 2025-11-25 for a call before which the user has to open a URL.
 const URL_ELICITATION_REQUIRED: i32 = -32042;
 
-/// Why a call has no result.
+/// The reason why a call has no result.
 pub(crate) enum CallError {
     /// The request did not reach the server.
     NotSent,

@@ -66,7 +66,7 @@ impl StdioServer {
     }
 }
 
-/// Where a server is started.
+/// The place where a server is started.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Sandbox {

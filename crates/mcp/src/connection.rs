@@ -78,7 +78,7 @@ struct State {
 struct Live {
     service: RunningService<RoleClient, Handler>,
     child: Option<Arc<Child>>,
-    /// Where a server without a handshake reports that its tools changed.
+    /// The subscription through which a server without a handshake reports that its tools changed.
     changes: Option<Subscription>,
     /// Whether the tools may differ from those that were listed last.
     is_changed: bool,
@@ -546,7 +546,7 @@ impl Server {
     }
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("can't be started: {0}. {advice}", advice = .0.advice().unwrap_or_default())]

@@ -12,7 +12,7 @@ use cantle_core::tool::Progress;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerPackage {
-    /// Where the package is from.
+    /// The ecosystem of the package.
     pub ecosystem: Ecosystem,
     /// Its name, with extras and constraints of its version as the ecosystem writes them.
     pub specifier: String,
@@ -20,7 +20,7 @@ pub struct ServerPackage {
     pub program: Option<String>,
 }
 
-/// Where packages are from.
+/// The ecosystem of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ecosystem {

@@ -74,7 +74,7 @@ pub(crate) struct Child {
     stderr: Mutex<HeadTail>,
     /// Whether the server has closed one of its pipes.
     has_ended: AtomicBool,
-    /// Why the connection was ended on this side.
+    /// The reason why the connection was ended on this side.
     problem: Mutex<Option<&'static str>>,
 }
 

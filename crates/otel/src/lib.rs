@@ -37,7 +37,7 @@ pub struct Telemetry {
     counts: Arc<Counts>,
 }
 
-/// Why spans can't be exported.
+/// An error of preparing the export of spans.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to prepare the export of spans: {0}")]
 pub struct TelemetryError(String);

@@ -19,7 +19,7 @@ pub(super) struct Target {
     pub(super) port: u16,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
     /// Not a request for a proxy.

@@ -80,7 +80,7 @@ fn detach() -> sys::Result<Fd> {
     Ok(control)
 }
 
-/// Why init could not be started.
+/// The reason why init could not be started.
 struct StartFailure {
     /// A "step" of [`SetupReply::Failed`].
     step: u32,

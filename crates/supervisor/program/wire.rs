@@ -138,7 +138,7 @@ wire_enum! {
         /// Creates a symbolic link.
         Symlink {
             path: &'b CStr,
-            /// Where it leads.
+            /// The path that it leads to.
             target: &'b CStr,
         } = 5,
         /// Makes a mount the root and detaches the old root.

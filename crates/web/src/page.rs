@@ -54,7 +54,7 @@ struct Text {
     requested: String,
     url: Url,
     text: String,
-    /// Where the whole text is, or why it is nowhere.
+    /// A sentence with the place of the whole text, or the reason why there is none.
     saved: String,
 }
 
@@ -221,7 +221,7 @@ impl Pages {
     }
 }
 
-/// Why a call has no page: a result for the model, or a failure of the tool.
+/// The reason why a call has no page: a result for the model, or a failure of the tool.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]

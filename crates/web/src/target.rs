@@ -1,4 +1,4 @@
-//! Which hosts and addresses a request may reach.
+//! The hosts and addresses that a request may reach.
 //!
 //! A URL passes three checks: its form, its host against the lists, and every address of its host. The connection
 //! is made to the addresses that passed, so a second answer of the resolver (DNS rebinding) has no effect.

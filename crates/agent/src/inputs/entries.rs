@@ -19,7 +19,7 @@ const KEY_BYTES: u64 = 16 * 1024;
 /// Maximum number of links that lead to each other, as the kernel has it.
 const MAX_LINKS: usize = 40;
 
-/// Which files of input directories and patterns are copied. A file that is named itself always is.
+/// The selection of files in input directories and patterns. A file that is named itself is always copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InputOptions {

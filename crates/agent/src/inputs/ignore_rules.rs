@@ -1,4 +1,4 @@
-//! Which paths of a directory git would ignore, whether or not they exist.
+//! The paths of a directory that git would ignore, whether or not they exist.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

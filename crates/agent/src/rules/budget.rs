@@ -33,7 +33,7 @@ impl fmt::Display for BudgetState {
     }
 }
 
-/// How far a run has come in ending because of a budget.
+/// The progress of a run towards its end because of a budget.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BudgetPhase {
     Available,

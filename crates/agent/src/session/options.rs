@@ -22,7 +22,7 @@ use crate::run::RunOptions;
 pub struct SessionOptions {
     /// Files, directories and patterns on the host that are copied into the sandbox.
     pub input_files: Vec<PathBuf>,
-    /// Which files of directories and patterns are left out.
+    /// The selection of files in directories and patterns.
     pub inputs: InputOptions,
     /// The options of its runs.
     pub runs: RunOptions,

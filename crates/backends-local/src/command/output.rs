@@ -85,7 +85,7 @@ pub(super) async fn discard(mut output: LocalOutput) {
     while let Some(Ok(_)) = output.next().await {}
 }
 
-/// Where output is read.
+/// The source of output.
 #[derive(Debug)]
 pub(super) enum OutputSource {
     Pipe(pipe::Receiver),

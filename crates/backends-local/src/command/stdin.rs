@@ -11,7 +11,7 @@ use tokio::net::unix::pipe;
 
 use super::output::Terminal;
 
-/// Where input is written.
+/// The destination of input.
 #[derive(Debug)]
 pub(crate) enum LocalInput {
     Pipe(pipe::Sender),

@@ -28,7 +28,7 @@ use crate::settings::LocalSettings;
 /// Interval of polling for the end of a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why policies can't be enforced.
+/// The reason why policies can't be enforced.
 const REASON: &str = "commands are confined on Linux only";
 
 /// Builds the engine.

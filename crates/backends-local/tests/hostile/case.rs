@@ -55,7 +55,7 @@ pub(crate) enum Attack {
 /// Detects the success of an attack.
 pub(crate) type Sign = fn(&Fixture, &CommandResult) -> bool;
 
-/// Why an attack may succeed without the mechanisms against it. In any case the sandbox must not
+/// The reason why an attack may succeed without the mechanisms against it. In any case the sandbox must not
 /// report those mechanisms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gap {

@@ -86,7 +86,7 @@ pub(crate) struct Chat {
     runs: Vec<RunId>,
     /// How many of them other processes made.
     earlier: usize,
-    /// Which sandboxes stay when the conversation ends.
+    /// The sandboxes that stay when the conversation ends.
     retention: Option<Retention>,
     /// The summary that replaces the conversation.
     summary: Option<String>,

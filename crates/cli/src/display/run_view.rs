@@ -31,9 +31,9 @@ pub(super) struct RunView {
     /// Costs of model calls, as far as they are known.
     cost_usd: Option<f64>,
     has_list_prices: bool,
-    /// When the current model call started.
+    /// The start of the current model call.
     model_call_since: Option<Duration>,
-    /// When the next attempt at it starts.
+    /// The start of the next attempt at it.
     next_attempt: Option<Duration>,
     text: TextStream,
     reasoning: ReasoningStream,

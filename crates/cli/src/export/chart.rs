@@ -36,7 +36,7 @@ struct Block {
 /// Elapsed time of a run, without the time between an interruption and its resumption.
 struct WorkTime {
     begun: SystemTime,
-    /// When the run was resumed, and how long it had rested until then, in total.
+    /// The times at which the run was resumed, and how long it had rested until then, in total.
     rests: Vec<(SystemTime, Duration)>,
 }
 

@@ -53,7 +53,7 @@ const TOGETHER: [&[&str]; 3] = [
     &["retry_for", "no_retry"],
 ];
 
-/// Where a setting comes from, the strongest first.
+/// The origin of a setting, the strongest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     Flag,

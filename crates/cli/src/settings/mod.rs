@@ -170,7 +170,7 @@ pub(crate) struct PythonSettings {
     pub(crate) sandbox: SandboxSettings,
 }
 
-/// Which sandboxes of finished runs are kept.
+/// The sandboxes of finished runs that are kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retention {
     /// The maximum age. Zero means none.

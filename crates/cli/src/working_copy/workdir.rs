@@ -22,7 +22,7 @@ use crate::state_dir::StateDir;
 pub(crate) struct Workdir {
     pub(crate) copy: WorkingCopy,
     args: WorkdirArgs,
-    /// Which files are copied; `None` if they have been.
+    /// The selection of files to copy; `None` if they have been copied.
     options: Option<InputOptions>,
     /// Keeps other processes from working on the copy.
     lock: Option<File>,

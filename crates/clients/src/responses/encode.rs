@@ -27,7 +27,7 @@ const DIALECT: &str = "OpenAI Responses";
 
 const INCLUDE: &[u8] = b",\"include\":[\"reasoning.encrypted_content\"]";
 
-/// Where the conversation is stored.
+/// The place of the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConversationMode {
     /// Every request contains the conversation.

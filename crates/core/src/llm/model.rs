@@ -198,7 +198,7 @@ pub struct Prices {
     pub cache_write: f64,
     /// Higher prices of long prompts.
     pub long_prompt: Option<LongPrompt>,
-    /// Where the prices come from.
+    /// The origin of the prices.
     pub source: PriceSource,
 }
 
@@ -214,7 +214,7 @@ pub struct LongPrompt {
     pub output_factor: f64,
 }
 
-/// Where prices come from.
+/// The origin of prices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PriceSource {

@@ -47,7 +47,7 @@ pub(super) struct RunningCall<'o> {
     spill: String,
     pub(super) observer: &'o mut dyn CodeObserver,
     started_at: Instant,
-    /// When the next step to stop the code begins.
+    /// The time of the next step to stop the code.
     pub(super) deadline: Instant,
     stop: Stop,
     execution: Execution,
@@ -58,7 +58,7 @@ pub(super) struct RunningCall<'o> {
     room: usize,
 }
 
-/// Why running code is being stopped.
+/// The step of stopping running code, with its reason.
 #[derive(Clone, Copy, PartialEq)]
 enum Stop {
     No,

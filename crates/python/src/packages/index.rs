@@ -10,7 +10,7 @@ use url::Url;
 
 use super::error::PackageError;
 
-/// Where packages come from.
+/// The origin of packages.
 ///
 /// The `Debug` output has no passwords of URLs.
 #[derive(Clone, PartialEq, Eq)]

@@ -32,7 +32,7 @@ const MAX_CALLS: usize = 16;
 const MAX_PRINCIPALS: usize = 10_000;
 /// The period of the limit of calls.
 const MINUTE: Duration = Duration::from_secs(60);
-/// When a call is worth repeating that found everything in use.
+/// Delay after which a call that found everything in use is worth repeating.
 const RETRY: Duration = Duration::from_secs(5);
 /// How long closing a sandbox may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Which commands may be run, as advice to the model.
+//! The commands that may be run, as advice to the model.
 //!
 //! An allow-list keeps a model on its task. It is no boundary: a program that is allowed can start
 //! any other (`git -c core.pager=…`), and a name is looked up in the sandbox's own `PATH`. What code

@@ -56,7 +56,7 @@ pub(super) struct PolicyReport {
     pub(super) enforcement: Vec<Enforcement>,
     /// The fields that can't be enforced.
     pub(super) unenforced: Vec<PolicyField>,
-    /// Why it does not work.
+    /// The reason why it does not work.
     pub(super) reason: Option<String>,
 }
 

@@ -74,7 +74,7 @@ struct Opened {
     sandbox: Arc<dyn Sandbox>,
     commands: CodeExec,
     python: DynTool,
-    /// When a call began last, or was last seen to run.
+    /// The latest time at which a call began or was seen to run.
     used: SyncMutex<Instant>,
     _place: Option<SandboxPlace>,
 }

@@ -34,7 +34,7 @@ pub struct ExecutionResult {
     pub stderr: Option<String>,
     /// Whether the code was not executed or did not end by itself.
     pub skipped: bool,
-    /// Why it was skipped.
+    /// The reason why it was skipped.
     pub skip_message: Option<String>,
     /// The analysis of the static tier.
     pub analysis_result: Option<SourceFacts>,

@@ -216,7 +216,7 @@ impl WatchedDirectory {
     }
 }
 
-/// When the next listing of a directory is due: at a time, and if there is a notice, not before that is given.
+/// The condition for the next listing of a directory: a time, and if there are notices, one of a change.
 pub(super) struct NextListing {
     earliest: Instant,
     changed: Option<CancellationToken>,
