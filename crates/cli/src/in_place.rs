@@ -493,7 +493,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "*").unwrap();
         }
-        let found = secrets(directory.path(), &BTreeMap::new()).unwrap();
+        let found = secrets(directory.path()).unwrap();
         assert!(found.into_keys().eq(secret.map(PathBuf::from)));
     }
 
