@@ -18,7 +18,7 @@ const LICENCE_FILES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
 /// Build the static binary and print its path; with the profile `dist`, the release archive, too
 #[derive(clap::Args)]
 pub struct DistArgs {
-    /// `dist` is the fastest program, `dev` the fastest build
+    /// `dist` is the smallest program, `dev` the fastest build
     #[arg(long, value_enum, default_value = "dist")]
     profile: Profile,
 }
