@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 
 use super::{
-    Channel, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxPath,
-    SpawnRequest,
+    Channel, ExitStatus, FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind,
+    SandboxPath, SpawnRequest,
 };
 
 /// Length that the path of an entry must not reach (`PATH_MAX`): no file operation would accept it.
@@ -307,7 +307,12 @@ async fn walk_by_find<S: Sandbox + ?Sized>(
     let exit = process.wait().await?;
     let found = !walk.entries.is_empty();
     let refused = refusals(&messages, &String::from_utf8_lossy(&start));
-    let is_listed = exit.status.success() || (found && !refused.is_empty());
+    let is_listed = match exit.status {
+        ExitStatus::Code(0) => true,
+        ExitStatus::Code(_) => found && !refused.is_empty(),
+        // It was ended before it had listed everything.
+        _ => false,
+    };
     for RefusedFile { source, reason } in refused {
         walk.refuse(source, reason);
     }

@@ -89,3 +89,25 @@ async fn listing_commands_have_a_time_limit() {
     assert_eq!(timeouts.len(), 2);
     assert!(timeouts.iter().all(Option::is_some), "{timeouts:?}");
 }
+
+#[tokio::test]
+async fn a_listing_that_was_ended_is_not_taken_for_whole() {
+    let base = SandboxPath::working_directory();
+    let listing = |status| {
+        let output = [
+            chunk(Channel::Stdout, "f 1 1.0 1.0 5 a\0"),
+            chunk(Channel::Stderr, "find: './c': Permission denied\n"),
+        ];
+        let exit = Exit::new(status, Duration::ZERO);
+        MemorySandbox::new().with_command(output.into_iter().map(Ok), exit)
+    };
+    let walk = listing(ExitStatus::Code(1)).walk(&base, 10).await;
+    let walk = walk.expect("only one directory can't be read");
+    assert_eq!((walk.entries.len(), walk.refused.len()), (1, 1));
+
+    let limit = Duration::from_secs(300);
+    for status in [ExitStatus::Signal(9), ExitStatus::TimedOut { limit }] {
+        let walked = listing(status).walk(&base, 10).await;
+        assert_eq!(walked.unwrap_err().kind(), SandboxErrorKind::Unsupported);
+    }
+}
