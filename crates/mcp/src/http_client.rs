@@ -42,7 +42,7 @@ pub(crate) struct HttpClient {
     client: reqwest::Client,
     /// The latest session in which tools may be called.
     callable: watch::Sender<Option<Arc<str>>>,
-    /// When the next stream may be opened.
+    /// The earliest time at which the next stream is opened.
     next_stream: Arc<Mutex<Instant>>,
 }
 

@@ -26,9 +26,8 @@ const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 /// A client of a protocol with sessions has tools of its own in each session, from the handshake to the end of the session, or
 /// until it was silent for two hours. Later protocols have no sessions: all their calls have the same tools, which can tell
 /// one user's state from another's by a handle among the arguments. Calls of tools that are not for guests are refused, since
-/// calls have no principal. It
-/// answers requests of any path, and requests from web pages (`Origin`) are refused. Host and authentication are to be
-/// checked before.
+/// calls have no principal. Requests of any path are answered, and those from web pages (`Origin`) are refused. Host and
+/// authentication are to be checked before.
 pub struct HttpToolServer {
     service: StreamableHttpService<ToolServer, LocalSessionManager>,
     sessions: Arc<LocalSessionManager>,
