@@ -10,7 +10,7 @@ use cantle_core::sandbox::{
     ByteStream, Channel, Exit, ExitStatus, SandboxError, SandboxErrorKind, SandboxPath,
     SpawnRequest, Stdin,
 };
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::TryStreamExt as _;
 use tokio::time::timeout;
 
 use crate::body::BodyError;
@@ -84,17 +84,18 @@ pub(super) async fn overwrite(
             Ok(())
         };
         let mut reading = std::pin::pin!(async {
-            while let Some(Ok(chunk)) = output.next().await {
+            while let Some(chunk) = output.try_next().await? {
                 keep(&mut messages, &chunk.bytes);
             }
+            Ok::<_, SandboxError>(())
         });
         tokio::select! {
             // The program has ended before its input; its exit says why.
-            () = &mut reading => {}
+            read = &mut reading => read?,
             fed = feeding => {
                 fed?;
                 let read = timeout(idle, reading).await;
-                read.map_err(|_| BodyError::Idle)?;
+                read.map_err(|_| BodyError::Idle)??;
             }
         }
     }
