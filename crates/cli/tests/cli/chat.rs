@@ -228,10 +228,10 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
     chat.shows("Run this command?").await;
     chat.shows("> ").await;
     chat.types("n not now\n").await;
-    chat.shows("Done.").await;
-    // The text that was not sent can be edited.
-    let shown = chat.shows("> y").await;
+    let shown = chat.shows("Done.").await;
     assert!(!shown.contains("│ approved"), "{shown:?}");
+    // The text that was not sent can be edited.
+    chat.shows("> y").await;
     chat.types("\u{15}/quit\r").await;
     chat.ended().await;
     let request = server.requests().last().unwrap().body()["messages"].to_string();
