@@ -8,9 +8,9 @@ use tokio::net::TcpListener;
 use crate::finish;
 use crate::support::TestEnv;
 
-/// Starts a SearXNG that has one result, and returns its URL and its task.
+/// Starts a SearXNG that has one result, and returns its URL and its task. `NO_PROXY` of the tests does not name its address.
 pub(crate) async fn searxng(found: &str) -> (String, tokio::task::JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let result = json!({"title": "Found", "url": found, "content": "An excerpt."});
     let body = json!({"results": [result], "unresponsive_engines": []}).to_string();
