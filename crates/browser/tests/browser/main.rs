@@ -50,8 +50,7 @@ impl Fixture {
         policy: Policy,
         configure: impl FnOnce(BrowserTools) -> BrowserTools,
     ) -> Option<Self> {
-        if std::env::var_os("CANTLE_TEST_CHROMIUM").is_none() {
-            lane::skip("the peer chromium is not available");
+        if !has_chromium() {
             return None;
         }
         let run = RunId::new();
@@ -125,6 +124,15 @@ impl Fixture {
         self.set.close().await.unwrap();
         self.sandbox.close().await.unwrap();
     }
+}
+
+/// Returns whether Chromium is installed, and reports it otherwise.
+pub(crate) fn has_chromium() -> bool {
+    let is_installed = std::env::var_os("CANTLE_TEST_CHROMIUM").is_some();
+    if !is_installed {
+        lane::skip("the peer chromium is not available");
+    }
+    is_installed
 }
 
 /// Returns the reference of the line of a snapshot with this text.
