@@ -49,8 +49,8 @@ fn is_listed(address: IpAddr) -> bool {
     };
     let list = match fs::read_to_string(path) {
         Ok(list) => list,
-        // There is none without IPv6.
-        Err(error) => return error.kind() != io::ErrorKind::NotFound,
+        // There is none for IPv6 on a machine without it.
+        Err(error) => return address.is_ipv4() || error.kind() != io::ErrorKind::NotFound,
     };
     match address {
         // The address, and in the next line its prefix length and type.

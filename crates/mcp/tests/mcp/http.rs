@@ -18,6 +18,7 @@ use rmcp::transport::streamable_http_server::session::local::LocalSessionManager
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::server::TestServer;
 use super::{call, open, refused};
@@ -27,7 +28,7 @@ struct HttpServer {
     url: String,
     sessions: Arc<LocalSessionManager>,
     is_down: Arc<AtomicBool>,
-    task: tokio::task::JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 impl Drop for HttpServer {
@@ -257,19 +258,32 @@ async fn a_wrong_token_and_a_server_that_is_down_are_errors_without_the_url() {
     assert!(!error.contains("hidden"), "{error}");
 }
 
+/// A server of a protocol with sessions.
+fn old_service(
+    sessions: Arc<LocalSessionManager>,
+) -> StreamableHttpService<TestServer, LocalSessionManager> {
+    let server = TestServer {
+        is_old: true,
+        ..TestServer::default()
+    };
+    let config = StreamableHttpServerConfig::default();
+    StreamableHttpService::new(move || Ok(server.clone()), sessions, config)
+}
+
+/// Serves a router, and returns the address of its server and its task.
+async fn serve(router: Router) -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let task = tokio::spawn(async move {
+        let _ = axum::serve(listener, router).await;
+    });
+    (url, task)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_waits_for_the_stream_of_the_servers_requests_but_not_forever() {
     for (delay, is_open_before) in [(Duration::from_millis(500), true), (Duration::MAX, false)] {
-        let service = StreamableHttpService::new(
-            || {
-                Ok(TestServer {
-                    is_old: true,
-                    ..TestServer::default()
-                })
-            },
-            Arc::new(LocalSessionManager::default()),
-            StreamableHttpServerConfig::default(),
-        );
+        let service = old_service(Arc::default());
         let is_open = Arc::new(AtomicBool::new(false));
         let (called, mut was_open) = tokio::sync::mpsc::unbounded_channel();
         let router = Router::new().fallback_service(service).layer(from_fn(
@@ -290,11 +304,7 @@ async fn a_call_waits_for_the_stream_of_the_servers_requests_but_not_forever() {
                 }
             },
         ));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-        let task = tokio::spawn(async move {
-            let _ = axum::serve(listener, router).await;
-        });
+        let (url, task) = serve(router).await;
         let set = open(McpServer::http("web", url)).await;
         let output = call(&*set, "web__echo", json!({"text": "late"})).await;
         assert!(output.content.text().ends_with("late"), "{output:?}");
@@ -307,16 +317,7 @@ async fn a_call_waits_for_the_stream_of_the_servers_requests_but_not_forever() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_reached_again_with_the_handshake_that_it_needed() {
     let sessions = Arc::new(LocalSessionManager::default());
-    let service = StreamableHttpService::new(
-        || {
-            Ok(TestServer {
-                is_old: true,
-                ..TestServer::default()
-            })
-        },
-        Arc::clone(&sessions),
-        StreamableHttpServerConfig::default(),
-    );
+    let service = old_service(Arc::clone(&sessions));
     let discoveries = Arc::new(AtomicUsize::new(0));
     let is_starting = Arc::new(AtomicBool::new(false));
     let (asked, starting) = (Arc::clone(&discoveries), Arc::clone(&is_starting));
@@ -340,11 +341,7 @@ async fn a_server_is_reached_again_with_the_handshake_that_it_needed() {
             }
         },
     ));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    let task = tokio::spawn(async move {
-        let _ = axum::serve(listener, router).await;
-    });
+    let (url, task) = serve(router).await;
     let set = open(McpServer::http("web", url)).await;
     let asked_first = discoveries.load(Ordering::Relaxed);
     assert!(asked_first > 0);
@@ -367,16 +364,7 @@ async fn a_server_is_reached_again_with_the_handshake_that_it_needed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_ends_at_once_is_opened_again_after_a_pause() {
-    let service = StreamableHttpService::new(
-        || {
-            Ok(TestServer {
-                is_old: true,
-                ..TestServer::default()
-            })
-        },
-        Arc::new(LocalSessionManager::default()),
-        StreamableHttpServerConfig::default(),
-    );
+    let service = old_service(Arc::default());
     let (opened, mut openings) = tokio::sync::mpsc::unbounded_channel();
     let router = Router::new().fallback_service(service).layer(from_fn(
         move |request: Request, next: Next| {
@@ -391,11 +379,7 @@ async fn a_stream_that_ends_at_once_is_opened_again_after_a_pause() {
             }
         },
     ));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    let task = tokio::spawn(async move {
-        let _ = axum::serve(listener, router).await;
-    });
+    let (url, task) = serve(router).await;
     let set = open(McpServer::http("web", url)).await;
     let opening = async {
         let first = openings.recv().await.unwrap();
