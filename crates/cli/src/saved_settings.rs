@@ -270,13 +270,9 @@ fn upgrade(kept: &mut Layer) -> serde_json::Result<()> {
             settings.extend(served);
         }
     }
-    for (old, name) in [
-        ("system_prompt", "system_prompt"),
-        ("max_turns", "max_turns"),
-        ("timeout_s", "timeout"),
-        ("backend", "backend"),
-    ] {
-        settings.extend(kept.remove(old).map(|value| (name.to_owned(), value)));
+    for name in ["system_prompt", "max_turns", "timeout_s", "backend"] {
+        let value = kept.remove(name);
+        settings.extend(value.map(|value| (name.trim_end_matches("_s").to_owned(), value)));
     }
     let by_directory = settings.remove("by_directory");
     let is_directory_endpoint = by_directory.unwrap_or(Value::Bool(false));
