@@ -522,10 +522,16 @@ impl Task {
                 message = async { keys.as_mut()?.typed().await }, if keys.is_some() => {
                     let text = keys.as_ref().map(|keys| keys.text().to_owned());
                     display.input(text.unwrap_or_default()).await;
-                    if let Some(message) = message {
-                        let line = format!("for the model's next turn: {}", one_line(&message));
-                        display.note(&line).await;
-                        control.say(message);
+                    if let (Some(message), Some(keys)) = (message, &mut keys) {
+                        let shown = one_line(&message);
+                        if shown.starts_with('/') {
+                            let reason = "not sent, because commands are entered between messages";
+                            display.message(&format!("{reason}: {shown}")).await;
+                        } else {
+                            display.note(&format!("for the model's next turn: {shown}")).await;
+                            keys.note_sent(&message);
+                            control.say(message);
+                        }
                     }
                 }
                 question = async { user.as_mut()?.next_question().await },

@@ -20,7 +20,7 @@ pub(crate) struct TypedAhead {
     keys: File,
     before: Termios,
     line: TypedLine,
-    /// The messages that were returned to be sent to the model.
+    /// The messages that were sent to the model.
     sent: Vec<String>,
 }
 
@@ -66,16 +66,19 @@ impl TypedAhead {
         let _ = tcsetattr(&self.keys, OptionalActions::Now, &mode);
     }
 
-    /// Waits for keys. Returns a message that Enter has completed, which is to be sent. Cancel-safe.
+    /// Waits for keys. Returns a message that Enter has completed. Cancel-safe.
     pub(crate) async fn typed(&mut self) -> Option<String> {
         loop {
             tokio::time::sleep(INTERVAL).await;
             if self.read() {
-                let message = self.line.take_completed();
-                self.sent.extend(message.clone());
-                return message;
+                return self.line.take_completed();
             }
         }
+    }
+
+    /// Notes a message that is sent to the model.
+    pub(crate) fn note_sent(&mut self, message: &str) {
+        self.sent.push(message.to_owned());
     }
 
     /// Returns the messages that Enter has completed since [`typed`](Self::typed) returned, if there are any.

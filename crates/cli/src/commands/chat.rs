@@ -52,7 +52,8 @@ const HELP: &str = "\
 /quit              end the conversation; `cantle chat --continue last` continues it
 
 Alt-Enter, or a backslash before Enter, begins a new line. Ctrl-C cancels a message; pressed twice, it ends the
-conversation, as Ctrl-D does. What you type while the model works is sent with its next turn.
+conversation, as Ctrl-D does. What you type while the model works is sent with its next turn,
+except commands.
 ";
 
 const COMMANDS: [&str; 10] = [
@@ -261,6 +262,7 @@ impl Chat {
                 return Ok(Next::Leave);
             }
         };
+        let mut unsent = Vec::new();
         match performed {
             Ok(code) => self.code = code,
             Err(failure) => {
@@ -268,20 +270,16 @@ impl Chat {
                 self.code = failure.code;
                 print(format!("cantle: {}\n", clean(&failure.to_string())))?;
                 // So that the message can be sent again.
-                if message != SUMMARIZE && self.typed.is_empty() {
-                    self.typed = message.to_owned();
-                }
+                unsent.extend((message != SUMMARIZE).then(|| message.to_owned()));
             }
         }
         // After a message that failed or was cancelled, the user decides whether to send the next one.
-        if self.code != Code::Finished as u8
-            && let Some(entered) = self.entered.take()
-        {
-            self.typed = match self.typed.is_empty() {
-                true => entered,
-                false => format!("{entered}\n{}", self.typed),
-            };
+        if self.code != Code::Finished as u8 {
+            unsent.extend(self.entered.take());
         }
+        unsent.push(std::mem::take(&mut self.typed));
+        unsent.retain(|text| !text.is_empty());
+        self.typed = unsent.join("\n");
         Ok(Next::Read)
     }
 
@@ -307,9 +305,10 @@ impl Chat {
         let mut typed = TypedAhead::begin().ok().filter(|_| display.is_live());
         let ended = task
             .run(session, display, (user, typed.as_mut()), token)
-            .await?;
+            .await;
         self.entered = typed.as_mut().and_then(TypedAhead::completed);
         self.typed = typed.map(TypedAhead::end).unwrap_or_default();
+        let ended = ended?;
         let outcome = &ended.summary.outcome;
         // Of a run that could not begin, nothing is kept: the latest one remains the latest.
         if self.state.runs().run_directory(outcome.run).is_dir() {

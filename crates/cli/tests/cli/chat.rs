@@ -228,6 +228,9 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
         return;
     };
     chat.shows("until [ -e ").await;
+    chat.types("/cost\r").await;
+    chat.shows("not sent, because commands are entered between messages: /cost")
+        .await;
     // A message, and the beginning of another, which looks like an answer.
     chat.types("also count\ry").await;
     chat.shows("for the model's next turn: also count").await;
@@ -244,6 +247,48 @@ async fn text_typed_meanwhile_is_sent_or_waits_and_never_approves() {
     let request = server.requests().last().unwrap().body()["messages"].to_string();
     assert!(request.contains("also count"), "{request}");
     assert!(request.contains("not now"), "{request}");
+    assert!(!request.contains("/cost"), "{request}");
+}
+
+#[tokio::test]
+async fn a_message_that_fails_is_edited_with_what_was_typed_meanwhile() {
+    let wait = "echo be''gun; until test -e \"$SIGNALS/go\"; do sleep 0.1; done";
+    let end = ToolCall::new("finish", json!({"reason": "First answer.", "paths": []}));
+    let script = Script::new()
+        .turn(command(wait).call(end))
+        .turn(finish("Second answer.", &[]));
+    let (server, env) = served(script).await;
+    env.write("project/file", "");
+    std::fs::create_dir(env.path("signals")).unwrap();
+    let signals = env.path("signals").display().to_string();
+    let args = format!(
+        "--workdir project --diff missing/diff --read {signals} --env SIGNALS={signals} Work"
+    );
+    let Some(mut chat) = Terminal::chat(&env, &args) else {
+        return;
+    };
+    chat.shows("begun").await;
+    chat.types("also count\r").await;
+    chat.shows("for the model's next turn: also count").await;
+    chat.types("and check").await;
+    chat.shows("> and check").await;
+    env.write("signals/go", "");
+    chat.shows("failed to write missing/diff").await;
+    chat.shows("and check").await;
+    chat.types("\r").await;
+    chat.shows("Second answer.").await;
+    chat.shows("failed to write missing/diff").await;
+    chat.shows("and check").await;
+    chat.types("\u{3}").await;
+    chat.shows("Ctrl-C again leaves").await;
+    chat.shows(PROMPT).await;
+    chat.types("\u{3}").await;
+    chat.ended().await;
+    let request = server.requests().last().unwrap().body()["messages"].to_string();
+    assert!(
+        request.contains("Work\\nalso count\\nand check"),
+        "{request}"
+    );
 }
 
 #[tokio::test]
