@@ -16,10 +16,11 @@ use std::thread;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, mkdirat, open, openat,
-    renameat, statat, unlinkat,
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, mkdirat, open,
+    openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use super::changes::{Changes, Status, Tree, Version};
 use super::{MAX_NAMED, WorkingCopy};
@@ -75,18 +76,8 @@ struct Step<'c> {
     /// The file that is to be there.
     after: Option<&'c Version>,
     tree: Tree,
-}
-
-/// A step that was checked.
-struct Checked<'c> {
-    step: Step<'c>,
+    /// The file in its place when the step was checked. It is not held open: there can be more steps than open files.
     found: Option<Stat>,
-}
-
-/// A step whose file is written. It holds no directory open: there can be more steps than open files.
-struct Staged<'c> {
-    checked: Checked<'c>,
-    temporary: String,
 }
 
 impl WorkingCopy {
@@ -166,11 +157,11 @@ impl WorkingCopy {
         let removed: Vec<_> = removed.map(|step| step.path).collect();
         let todo = self.check_all(&root, changes, steps)?;
         let count = todo.len();
-        let new = todo.iter().map(|checked| &checked.step);
-        let new = new.filter(|step| step.after.is_some());
+        let new = todo.iter().filter(|step| step.after.is_some());
         let created = new.flat_map(|step| missing_directories(&root, step.path));
         let mut staging = Staging {
             root: &root,
+            copy: self,
             created: created.map(str::to_owned).collect(),
             staged: Vec::new(),
         };
@@ -203,13 +194,13 @@ impl WorkingCopy {
         root: &OwnedFd,
         changes: &Changes,
         steps: Vec<Step<'c>>,
-    ) -> anyhow::Result<Vec<Checked<'c>>> {
+    ) -> anyhow::Result<Vec<Step<'c>>> {
         let mut todo = Vec::new();
         let mut conflicts = Vec::new();
-        for step in steps {
+        for mut step in steps {
             match step.check(root) {
-                Ok(None) => {}
-                Ok(Some(checked)) => todo.push(checked),
+                Ok(true) => todo.push(step),
+                Ok(false) => {}
                 Err(_) if changes.left_out.contains(step.path) => {}
                 Err(_) if is_file_and_directory(changes, step.path) => {
                     let reason = "a file and a directory can't take each other's place";
@@ -233,7 +224,7 @@ impl WorkingCopy {
         &self,
         staging: &mut Staging<'_, 'c>,
         changes: &mut Changes,
-        todo: Vec<Checked<'c>>,
+        todo: Vec<Step<'c>>,
         during: Status,
     ) -> anyhow::Result<()> {
         // Only they may be removed again, also after a crash.
@@ -241,13 +232,12 @@ impl WorkingCopy {
             changes.created.extend(staging.created.iter().cloned());
             self.write(changes)?;
         }
-        for checked in todo {
-            let path = checked.step.path;
-            let added = staging.add(self, checked);
+        for step in todo {
+            let path = step.path;
+            let added = staging.add(step);
             added.with_context(|| format!("failed to write {path}"))?;
         }
-        let root = staging.root;
-        sync_each(&staging.staged, |staged| staged.sync_content(root))
+        sync_each(&staging.staged, |step| staging.sync_content(step))
             .context("failed to write to the disk")?;
         changes.status = during;
         self.write(changes)
@@ -270,37 +260,32 @@ impl<'c> Step<'c> {
                 applied: changes.applied.get(&change.path),
                 after: after.as_ref(),
                 tree,
+                found: None,
             }
         })
     }
 
-    /// Returns what is to be done, unless it is done already.
-    fn check(&self, root: &OwnedFd) -> anyhow::Result<Option<Checked<'c>>> {
-        let step = || Step { ..*self };
-        let current = match find(root, self.path) {
-            Ok(None) if self.after.is_none() => return Ok(None),
-            Ok(None) if self.before.is_none() || self.applied == Some(&None) => {
-                return Ok(Some(Checked {
-                    step: step(),
-                    found: None,
-                }));
-            }
-            Ok(None) => bail!("it is gone"),
-            Ok(Some(current)) => current,
-            Err(error) => return Err(error.into()),
+    /// Notes the file in the step's place, and returns whether anything is to be done.
+    ///
+    /// # Errors
+    /// If the file is not as expected.
+    fn check(&mut self, root: &OwnedFd) -> anyhow::Result<bool> {
+        let Some(current) = find(root, self.path)? else {
+            return match self.before {
+                _ if self.after.is_none() => Ok(false),
+                Some(_) if self.applied != Some(&None) => bail!("it is gone"),
+                _ => Ok(true),
+            };
         };
-        let found = Some(fstat(&current)?);
+        self.found = Some(fstat(&current)?);
         let version = Version::of(File::from(current))?;
         if self.after == Some(&version) {
-            return Ok(None);
+            return Ok(false);
         }
         let expected = [self.before, self.applied.and_then(Option::as_ref)];
         let mut expected = expected.into_iter().flatten();
         match self.before {
-            _ if expected.any(|it| it.sha256 == version.sha256) => Ok(Some(Checked {
-                step: step(),
-                found,
-            })),
+            _ if expected.any(|it| it.sha256 == version.sha256) => Ok(true),
             Some(_) => bail!("it was changed meanwhile"),
             None => bail!("a file of this name was created meanwhile"),
         }
@@ -355,67 +340,52 @@ fn parent_of<'p>(root: &OwnedFd, path: &'p str, create: bool) -> Result<(OwnedFd
 
 /// Gives a new directory of root's to the owner of the directory that it is in.
 fn own(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
-    let owner = fstat(parent)?;
-    match rustix::process::geteuid().is_root() {
-        true => rustix::fs::chownat(
-            parent,
-            name,
-            Some(uid(&owner)),
-            Some(gid(&owner)),
-            AtFlags::SYMLINK_NOFOLLOW,
-        ),
-        false => Ok(()),
+    if let Some((user, group)) = new_owner(&fstat(parent)?) {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        chownat(parent, name, Some(user), Some(group), flags)?;
     }
+    Ok(())
 }
 
-fn uid(stat: &Stat) -> Uid {
-    Uid::from_raw(stat.st_uid)
-}
-
-fn gid(stat: &Stat) -> Gid {
-    Gid::from_raw(stat.st_gid)
+/// Returns the user and the group of a file, to which a new one is given; `None` if only root could do that.
+fn new_owner(of: &Stat) -> Option<(Uid, Gid)> {
+    let ids = (Uid::from_raw(of.st_uid), Gid::from_raw(of.st_gid));
+    geteuid().is_root().then_some(ids)
 }
 
 /// The files that are written, but not yet in their places.
 struct Staging<'s, 'c> {
     root: &'s OwnedFd,
+    copy: &'s WorkingCopy,
     /// The directories that are created.
     created: BTreeSet<String>,
-    staged: Vec<Staged<'c>>,
+    staged: Vec<Step<'c>>,
 }
 
 impl<'c> Staging<'_, 'c> {
-    fn add(&mut self, copy: &WorkingCopy, checked: Checked<'c>) -> anyhow::Result<()> {
-        let Step {
-            number,
-            path,
-            after,
-            tree,
-            ..
-        } = checked.step;
-        let (parent, _) = parent_of(self.root, path, after.is_some())?;
-        let temporary = copy.temporary(number);
-        if let Some(after) = after {
-            write(
-                &parent,
-                &temporary,
-                after,
-                &copy.content(tree, path),
-                checked.found.as_ref(),
-            )
-            .inspect_err(|_| {
+    fn add(&mut self, step: Step<'c>) -> anyhow::Result<()> {
+        let (parent, _) = parent_of(self.root, step.path, step.after.is_some())?;
+        if let Some(after) = step.after {
+            let temporary = self.temporary(&step);
+            let content = self.copy.content(step.tree, step.path);
+            let written = write(&parent, &temporary, after, &content, step.found.as_ref());
+            written.inspect_err(|_| {
                 let _ = unlinkat(&parent, &*temporary, AtFlags::empty());
             })?;
         }
-        self.staged.push(Staged { checked, temporary });
+        self.staged.push(step);
         Ok(())
+    }
+
+    fn temporary(&self, step: &Step<'_>) -> String {
+        self.copy.temporary(step.number)
     }
 
     /// Removes what was written and is not in its place.
     fn undo(&self) {
-        for Staged { checked, temporary } in &self.staged {
-            let _ = parent_of(self.root, checked.step.path, false)
-                .and_then(|(parent, _)| unlinkat(parent, &**temporary, AtFlags::empty()));
+        for step in &self.staged {
+            let _ = parent_of(self.root, step.path, false)
+                .and_then(|(parent, _)| unlinkat(parent, self.temporary(step), AtFlags::empty()));
         }
         // Those in a directory come after it.
         for directory in self.created.iter().rev() {
@@ -426,27 +396,61 @@ impl<'c> Staging<'_, 'c> {
     }
 
     fn put_in_place(self) -> anyhow::Result<()> {
-        for staged in &self.staged {
-            if let Err(error) = staged.put_in_place(self.root) {
+        for step in &self.staged {
+            if let Err(error) = self.put_one_in_place(step) {
                 self.undo();
-                let path = staged.checked.step.path;
+                let path = step.path;
                 return Err(error).with_context(|| {
                     format!("failed to write {path}; the files before it are written")
                 });
             }
         }
-        sync_each(&self.staged, |staged| {
-            let (parent, _) = parent_of(self.root, staged.checked.step.path, false)?;
+        sync_each(&self.staged, |step| {
+            let (parent, _) = parent_of(self.root, step.path, false)?;
             Ok(rustix::fs::fsync(parent)?)
         })?;
+        Ok(())
+    }
+
+    fn sync_content(&self, step: &Step<'_>) -> io::Result<()> {
+        if step.after.is_none() {
+            return Ok(());
+        }
+        let (parent, _) = parent_of(self.root, step.path, false)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(parent, self.temporary(step), flags, Mode::empty())?;
+        Ok(rustix::fs::fsync(file)?)
+    }
+
+    fn put_one_in_place(&self, step: &Step<'_>) -> anyhow::Result<()> {
+        let found = step.found.as_ref();
+        let (parent, name) = parent_of(self.root, step.path, false)?;
+        let now = match statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Some(stat),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(error.into()),
+        };
+        // Replacing one link of a file changes the ctime of the others.
+        let has_links = found.is_some_and(|found| found.st_nlink > 1);
+        let identity = |stat: &Stat| match has_links {
+            true => (stat.st_ino, stat.st_mtime, stat.st_mtime_nsec),
+            false => (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec),
+        };
+        if now.as_ref().map(identity) != found.map(identity) {
+            bail!("it was changed meanwhile");
+        }
+        match step.after {
+            Some(_) => renameat(&parent, self.temporary(step), &parent, name)?,
+            None => unlinkat(parent, name, AtFlags::empty())?,
+        }
         Ok(())
     }
 }
 
 /// Runs `sync` for each, on several threads: file systems write their journal once for all that wait.
 fn sync_each(
-    staged: &[Staged<'_>],
-    sync: impl Fn(&Staged<'_>) -> io::Result<()> + Sync,
+    staged: &[Step<'_>],
+    sync: impl Fn(&Step<'_>) -> io::Result<()> + Sync,
 ) -> io::Result<()> {
     let sync = &sync;
     let share = staged.len().div_ceil(SYNC_THREADS).max(1);
@@ -459,43 +463,6 @@ fn sync_each(
             ended.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
         })
     })
-}
-
-impl Staged<'_> {
-    fn sync_content(&self, root: &OwnedFd) -> io::Result<()> {
-        let step = &self.checked.step;
-        if step.after.is_none() {
-            return Ok(());
-        }
-        let (parent, _) = parent_of(root, step.path, false)?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(parent, &*self.temporary, flags, Mode::empty())?;
-        Ok(rustix::fs::fsync(file)?)
-    }
-
-    fn put_in_place(&self, root: &OwnedFd) -> anyhow::Result<()> {
-        let Checked { step, found } = &self.checked;
-        let (parent, name) = parent_of(root, step.path, false)?;
-        let now = match statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Some(stat),
-            Err(Errno::NOENT) => None,
-            Err(error) => return Err(error.into()),
-        };
-        // Replacing one link of a file changes the ctime of the others.
-        let has_links = found.as_ref().is_some_and(|found| found.st_nlink > 1);
-        let identity = |stat: &Stat| match has_links {
-            true => (stat.st_ino, stat.st_mtime, stat.st_mtime_nsec),
-            false => (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec),
-        };
-        if now.as_ref().map(identity) != found.as_ref().map(identity) {
-            bail!("it was changed meanwhile");
-        }
-        match step.after {
-            Some(_) => renameat(&parent, &*self.temporary, &parent, name)?,
-            None => unlinkat(parent, name, AtFlags::empty())?,
-        }
-        Ok(())
-    }
 }
 
 /// Writes a file under its temporary name, with the owner and the permissions of the one that it replaces.
@@ -520,8 +487,8 @@ fn write(
         Some(replaced) => *replaced,
         None => fstat(parent)?,
     };
-    if rustix::process::geteuid().is_root() {
-        fchown(&file, Some(uid(&owner)), Some(gid(&owner)))?;
+    if let Some((user, group)) = new_owner(&owner) {
+        fchown(&file, Some(user), Some(group))?;
     }
     if let Some(replaced) = replaced {
         let mode = replaced.st_mode & 0o777;
