@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use similar::TextDiff;
+use similar::{ChangeTag, TextDiff};
 
 use super::WorkingCopy;
 use super::changes::{Change, Changes, Tree, Version};
@@ -125,19 +125,17 @@ impl WorkingCopy {
         let text = TextDiff::configure()
             .timeout(DEADLINE)
             .diff_slices(&old, &new);
-        for change in text.iter_all_changes() {
-            match change.tag() {
-                similar::ChangeTag::Insert => diff.added_lines += 1,
-                similar::ChangeTag::Delete => diff.removed_lines += 1,
-                similar::ChangeTag::Equal => {}
-            }
-        }
         for (index, hunk) in text.unified_diff().iter_hunks().enumerate() {
             if index == 0 {
                 writeln!(patch, "--- {a}\n+++ {b}")?;
             }
             writeln!(patch, "{}", hunk.header())?;
             for change in hunk.iter_changes() {
+                match change.tag() {
+                    ChangeTag::Insert => diff.added_lines += 1,
+                    ChangeTag::Delete => diff.removed_lines += 1,
+                    ChangeTag::Equal => {}
+                }
                 write!(patch, "{}", change.tag())?;
                 patch.write_all(change.value())?;
                 if !change.value().ends_with(b"\n") {
