@@ -1,7 +1,9 @@
 //! SIGINT, SIGTERM and SIGHUP. The first one cancels the command, which then ends in order; the second one
 //! exits immediately. Signals that the parent process ignores (`nohup`) stay ignored.
 
-use std::future::pending;
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -12,28 +14,23 @@ use crate::exit::{Failure, FailureExt as _};
 /// Listeners for the signals that end the program.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
-    signals: [Option<Signal>; 3],
+    signals: Vec<Signal>,
 }
 
 impl Interrupts {
     /// Installs the listeners. Needs a runtime.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let ignored = ignored_signals();
-        let listen = |kind: SignalKind| {
-            // Bit 0 is signal 1.
-            if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
-                return Ok(None);
-            }
-            let signal = signal(kind).context("failed to listen for signals");
-            signal.map(Some).internal()
-        };
-        Ok(Self {
-            signals: [
-                listen(SignalKind::interrupt())?,
-                listen(SignalKind::terminate())?,
-                listen(SignalKind::hangup())?,
-            ],
-        })
+        let mut kinds = vec![
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+        ];
+        // Bit 0 is signal 1.
+        kinds.retain(|kind| ignored >> (kind.as_raw_value() - 1) & 1 == 0);
+        let signals = kinds.into_iter().map(signal).collect::<io::Result<_>>();
+        let signals = signals.context("failed to listen for signals").internal()?;
+        Ok(Self { signals })
     }
 
     /// Cancels `token` at the first signal, and returns at the second.
@@ -45,21 +42,14 @@ impl Interrupts {
 
     /// Waits for a signal. Cancel-safe.
     pub(crate) async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.signals;
-        tokio::select! {
-            () = received(interrupt) => {}
-            () = received(terminate) => {}
-            () = received(hangup) => {}
-        }
-    }
-}
-
-async fn received(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => {
-            signal.recv().await;
-        }
-        None => pending().await,
+        poll_fn(|cx| {
+            let mut signals = self.signals.iter_mut();
+            match signals.any(|signal| signal.poll_recv(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
     }
 }
 
