@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use rustyline::completion::{Completer, Pair};
 use rustyline::config::Configurer as _;
@@ -85,10 +86,10 @@ impl LineEditor {
     pub(crate) fn new(
         words: &'static [&'static str],
         history: Option<PathBuf>,
-    ) -> io::Result<Self> {
+    ) -> anyhow::Result<Self> {
         let mut config = Config::builder();
-        config.set_max_history_size(MAX_HISTORY).map_err(io_error)?;
-        let mut editor = Editor::with_config(config.build()).map_err(io_error)?;
+        config.set_max_history_size(MAX_HISTORY)?;
+        let mut editor = Editor::with_config(config.build())?;
         editor.set_helper(Some(Words(words)));
         editor.bind_sequence(KeyEvent::alt('\r'), EventHandler::Simple(Cmd::Newline));
         if let Some(history) = &history {
@@ -107,23 +108,23 @@ impl LineEditor {
     ///
     /// # Errors
     /// If the terminal can't be read.
-    pub(crate) async fn read(&mut self, prompt: &str, initial: String) -> io::Result<Line> {
+    pub(crate) async fn read(&mut self, prompt: &str, initial: String) -> anyhow::Result<Line> {
         let Some(mut editor) = self.editor.take() else {
-            return Err(io::Error::other("the editor is in use"));
+            bail!("the editor is in use");
         };
         let prompt = prompt.to_owned();
         let reading = tokio::task::spawn_blocking(move || {
             let line = editor.readline_with_initial(&prompt, (&initial, ""));
             (editor, line)
         });
-        let (editor, line) = reading.await.map_err(io::Error::other)?;
+        let (editor, line) = reading.await?;
         self.editor = Some(editor);
         match line {
             // A backslash continues a line.
             Ok(line) => Ok(Line::Entered(line.replace("\\\n", "\n"))),
             Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
             Err(ReadlineError::Eof) => Ok(Line::End),
-            Err(error) => Err(io_error(error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -150,12 +151,5 @@ impl Drop for LineEditor {
         {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, mode);
         }
-    }
-}
-
-fn io_error(error: ReadlineError) -> io::Error {
-    match error {
-        ReadlineError::Io(error) => error,
-        error => io::Error::other(error),
     }
 }

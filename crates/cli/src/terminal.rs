@@ -18,8 +18,8 @@ const DEFAULT_SIZE: PtySize = PtySize {
 /// The terminal in raw mode; dropping it restores the mode.
 #[derive(Debug)]
 pub(crate) struct Raw {
-    before: Option<Termios>,
-    resized: Option<Signal>,
+    /// The mode before, and the signal of a changed size, if standard input is a terminal.
+    terminal: Option<(Termios, Signal)>,
 }
 
 impl Raw {
@@ -27,10 +27,7 @@ impl Raw {
     pub(crate) fn enter() -> io::Result<Self> {
         let stdin = io::stdin();
         if !isatty(&stdin) {
-            return Ok(Self {
-                before: None,
-                resized: None,
-            });
+            return Ok(Self { terminal: None });
         }
         let before = tcgetattr(&stdin)?;
         let mut raw = before.clone();
@@ -38,20 +35,19 @@ impl Raw {
         let resized = signal(SignalKind::window_change())?;
         tcsetattr(&stdin, OptionalActions::Drain, &raw)?;
         Ok(Self {
-            before: Some(before),
-            resized: Some(resized),
+            terminal: Some((before, resized)),
         })
     }
 
     /// Returns whether standard input is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
-        self.before.is_some()
+        self.terminal.is_some()
     }
 
     /// Waits for a change of the window size. Cancel-safe.
     pub(crate) async fn resized(&mut self) -> PtySize {
-        match &mut self.resized {
-            Some(resized) => {
+        match &mut self.terminal {
+            Some((_, resized)) => {
                 resized.recv().await;
                 size()
             }
@@ -62,7 +58,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
+        if let Some((before, _)) = &self.terminal {
             // The terminal may be gone.
             let _ = tcsetattr(io::stdin(), OptionalActions::Drain, before);
         }
