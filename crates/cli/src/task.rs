@@ -453,32 +453,24 @@ impl Task {
             return Some(advice.to_owned());
         }
         let error = outcome.error.as_ref()?;
-        match (error.kind(), error.llm_kind()) {
-            (RunErrorKind::MaxTurns, _) => Some("Increase the limit with --max-turns.".to_owned()),
-            (RunErrorKind::NoProgress, _) => {
-                Some("Allow more with --max-repeats; 0 is no limit.".to_owned())
+        let advice = match (error.kind(), error.llm_kind()) {
+            (RunErrorKind::MaxTurns, _) => "Increase the limit with --max-turns.",
+            (RunErrorKind::NoProgress, _) => "Allow more with --max-repeats; 0 is no limit.",
+            (RunErrorKind::Budget, _) => match error.resource() {
+                Some(Resource::Tokens) => "Increase the limit with --budget-tokens.",
+                Some(Resource::CostUsd) => "Increase the limit with --budget-usd.",
+                Some(Resource::TimeS) => "Increase the limit with --budget-time.",
+                Some(_) => "Increase the limit with --budget-calls.",
+                None => "Set --price-input and --price-output, or use --budget-tokens.",
+            },
+            (RunErrorKind::OutputLimit, _) => "Increase the output limit with --max-tokens.",
+            (_, Some(LlmErrorKind::Authentication)) => self.key_advice.as_deref()?,
+            (_, Some(LlmErrorKind::NotFound)) => {
+                "Check --model and --base-url: most servers list their models at /models below the base URL."
             }
-            (RunErrorKind::Budget, _) => Some(match error.resource() {
-                Some(resource) => {
-                    let flag = match resource {
-                        Resource::Tokens => "tokens",
-                        Resource::CostUsd => "usd",
-                        Resource::TimeS => "time",
-                        _ => "calls",
-                    };
-                    format!("Increase the limit with --budget-{flag}.")
-                }
-                None => "Set --price-input and --price-output, or use --budget-tokens.".to_owned(),
-            }),
-            (RunErrorKind::OutputLimit, _) => {
-                Some("Increase the output limit with --max-tokens.".to_owned())
-            }
-            (_, Some(LlmErrorKind::Authentication)) => self.key_advice.clone(),
-            (_, Some(LlmErrorKind::NotFound)) => Some(
-                "Check --model and --base-url: most servers list their models at /models below the base URL.".to_owned(),
-            ),
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(advice.to_owned())
     }
 
     /// Runs the task, displays its events and answers its questions.

@@ -206,8 +206,8 @@ impl Chat {
             ("quit" | "exit", "") => return Ok(Next::Leave),
             ("cost", "") => self.cost(),
             ("files", "") => self.files().await,
-            ("diff", "") => return self.apply(self.runs.last().copied(), "diff").await,
-            ("undo", "") => return self.apply(self.latest_applied(), "undo").await,
+            ("diff", "") => self.apply(self.runs.last().copied(), "diff").await,
+            ("undo", "") => self.apply(self.latest_applied(), "undo").await,
             ("approve", "") => self.approvals(),
             ("approve", rules) => self.set_approvals(rules).await,
             ("model", "") => self.model(),
@@ -381,7 +381,7 @@ impl Chat {
         open.task.close_telemetry(&mut display).await;
     }
 
-    fn kept_runs(&self) -> impl Iterator<Item = KeptRun> {
+    fn kept_runs(&self) -> impl DoubleEndedIterator<Item = KeptRun> {
         let store = self.state.runs();
         self.runs.iter().filter_map(move |run| store.get(*run).ok())
     }
@@ -447,28 +447,23 @@ impl Chat {
 
     /// Returns the latest run whose changes are applied.
     fn latest_applied(&self) -> Option<RunId> {
-        let mut runs: Vec<_> = self.kept_runs().collect();
-        runs.reverse();
-        runs.iter()
-            .find(|run| runs::is_applied(run))
-            .map(|run| run.run)
+        let latest = self.kept_runs().rev().find(runs::is_applied);
+        latest.map(|run| run.run)
     }
 
-    /// Shows or reverts the changes of a run.
-    async fn apply(&self, run: Option<RunId>, what: &str) -> Result<Next, Failure> {
+    /// Shows or reverts the changes of a run, and returns why that failed.
+    async fn apply(&self, run: Option<RunId>, what: &str) -> anyhow::Result<String> {
         let Some(run) = run else {
-            print("There are no changes of --workdir to show or to undo.\n")?;
-            return Ok(Next::Read);
+            return Ok("There are no changes of --workdir to show or to undo.\n".to_owned());
         };
         let how = ApplyArgs {
             diff: what == "diff",
             revert: what == "undo",
             reject: false,
         };
-        if let Err(failure) = runs::apply(&self.state, &run.to_string(), how).await {
-            print(format!("{}\n", clean(&failure.to_string())))?;
-        }
-        Ok(Next::Read)
+        let applied = runs::apply(&self.state, &run.to_string(), how).await;
+        let failed = applied.map_err(|failure| format!("{}\n", clean(&failure.to_string())));
+        Ok(failed.err().unwrap_or_default())
     }
 
     /// Describes the approval rules in force: those of the open session, or else those that the next one will have.

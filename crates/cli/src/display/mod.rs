@@ -240,8 +240,7 @@ impl Display {
         result: Option<&str>,
         is_markdown: bool,
     ) -> io::Result<()> {
-        let cleared = self.screen.clear();
-        self.stderr.write(cleared.as_bytes()).await;
+        self.clear_live().await;
         if self.shows_progress() {
             self.stderr.write(summary.head(self.paint).as_bytes()).await;
         }

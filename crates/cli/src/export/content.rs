@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use cantle::core::content::{Content, Media, MediaKind, Part};
 use cantle::core::message::{AssistantBlock, AssistantMessage};
+use cantle::core::seconds::unix_time;
 use cantle::core::tool::ToolSpec;
 use serde_json::{Map, Value, json};
 
@@ -105,7 +106,5 @@ pub(super) fn iso_time(time: SystemTime) -> Value {
 
 /// Formats seconds since the Unix epoch like [`iso_time`].
 pub(super) fn iso_seconds(seconds: Option<f64>) -> Value {
-    let since = seconds.and_then(|it| std::time::Duration::try_from_secs_f64(it).ok());
-    let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    time.map_or(Value::Null, iso_time)
+    seconds.and_then(unix_time).map_or(Value::Null, iso_time)
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cantle::agent::InputOptions;
 use cantle::core::sandbox::{
     FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, Walk, looks_secret,
     reserved_name,
@@ -261,7 +262,9 @@ struct Collection<'a> {
 impl Collection<'_> {
     /// Adds the files that are new or have another content.
     async fn changed(&mut self, before: &Walk, after: &Walk) -> anyhow::Result<()> {
-        let mut ignore_rules = self.options().ignore_rules(&self.copy.origin);
+        let mut options = InputOptions::default();
+        options.include_ignored = self.copy.include_ignored;
+        let mut ignore_rules = options.ignore_rules(&self.copy.origin);
         for (path, entry) in &after.entries {
             if entry.kind == FileKind::Directory || path.components().next() == Some(OWN_DIRECTORY)
             {
@@ -474,12 +477,6 @@ impl Collection<'_> {
                 changes.refused.push((path.clone(), reason.to_owned()));
             }
         }
-    }
-
-    fn options(&self) -> cantle::agent::InputOptions {
-        let mut options = cantle::agent::InputOptions::default();
-        options.include_ignored = self.copy.include_ignored;
-        options
     }
 
     fn refuse(&mut self, path: &SandboxPath, reason: impl Into<String>) {

@@ -197,14 +197,15 @@ pub(super) async fn decide(
     };
     text += &summary(changes, &files, paint);
     let mut is_complete = true;
-    if changes.files.is_empty() || args.reject {
+    if changes.files.is_empty() {
         copy.reject(changes)?;
-        if args.reject && !changes.files.is_empty() {
-            text += "Rejected: nothing was written.\n";
-        }
         return Ok(Decision { text, is_complete });
     }
-    let mut answer = (args.apply && has_finished).then_some(Answer::Apply);
+    let mut answer = match args {
+        WorkdirArgs { reject: true, .. } => Some(Answer::Reject),
+        WorkdirArgs { apply: true, .. } if has_finished => Some(Answer::Apply),
+        _ => None,
+    };
     if let (None, None, Some(user)) = (answer, &args.diff, user) {
         user.show(&format!("{text}\n"))?;
         show(user, copy, &files, SHOWN_LINES, paint)?;
