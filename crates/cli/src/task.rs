@@ -409,7 +409,7 @@ impl Task {
             let decided = workdir
                 .decide(
                     changes,
-                    outcome.run,
+                    self.is_resumable.then_some(outcome.run),
                     (user, is_complete),
                     display.paint,
                     cancellation,

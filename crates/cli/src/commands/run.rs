@@ -346,9 +346,6 @@ impl Definition<'_> {
         options.note = saved.and_then(|saved| saved.to_value()).usage()?;
         self.local = backend.usage()?;
         options.store = Some(state.runs());
-        if let Some(workdir) = &mut self.workdir {
-            workdir.is_kept = true;
-        }
         Ok(None)
     }
 

@@ -171,8 +171,7 @@ pub(crate) struct Decision {
 /// # Errors
 /// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
 pub(super) async fn decide(
-    args: &WorkdirArgs,
-    copy: &WorkingCopy,
+    (args, copy): (&WorkdirArgs, &WorkingCopy),
     changes: &mut Changes,
     (user, has_finished): (Option<&TerminalUser>, bool),
     how_later: &str,

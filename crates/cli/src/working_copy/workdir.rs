@@ -26,8 +26,6 @@ pub(crate) struct Workdir {
     options: Option<InputOptions>,
     /// Keeps other processes from working on the copy.
     lock: Option<File>,
-    /// Whether the changes are kept with the run.
-    pub(crate) is_kept: bool,
 }
 
 impl Workdir {
@@ -58,7 +56,6 @@ impl Workdir {
             args: args.clone(),
             options: Some(chosen),
             lock: None,
-            is_kept: false,
         }))
     }
 
@@ -86,7 +83,6 @@ impl Workdir {
             copy,
             args: args.clone(),
             options: None,
-            is_kept: true,
         }))
     }
 
@@ -136,33 +132,26 @@ impl Workdir {
         }
     }
 
-    /// Decides on the changes of a run that has ended. An interrupt ends the question, and keeps them.
+    /// Decides on the changes of a run that has ended. An interrupt ends the question, and keeps them. `kept_run`: the run,
+    /// if its changes are kept with it.
     ///
     /// # Errors
     /// If the diff can't be made or written.
     pub(crate) async fn decide(
         &self,
         mut changes: Changes,
-        run: RunId,
+        kept_run: Option<RunId>,
         user: (Option<&TerminalUser>, bool),
         paint: Paint,
         cancellation: &CancellationToken,
     ) -> anyhow::Result<Decision> {
-        let how_later = match self.is_kept {
-            true => format!("cantle runs apply {run}"),
-            false => "the run is not kept (--no-keep), and its changes are dropped".to_owned(),
+        let how_later = match kept_run {
+            Some(run) => format!("cantle runs apply {run}"),
+            None => "the run is not kept (--no-keep), and its changes are dropped".to_owned(),
         };
-        let decision = decide(
-            &self.args,
-            &self.copy,
-            &mut changes,
-            user,
-            &how_later,
-            paint,
-            cancellation,
-        )
-        .await;
-        if self.is_kept {
+        let on = (&self.args, &self.copy);
+        let decision = decide(on, &mut changes, user, &how_later, paint, cancellation).await;
+        if kept_run.is_some() {
             return decision;
         }
         // Nothing else has the changes.
@@ -211,7 +200,6 @@ mod tests {
             args,
             options: Some(options),
             lock: None,
-            is_kept: false,
         };
         let token = CancellationToken::new();
         token.cancel();
