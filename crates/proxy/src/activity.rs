@@ -1,20 +1,12 @@
 //! Idle detection of a connection.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep};
-
-/// A stream that records when a byte last moved.
-pub(super) struct Watched<S> {
-    stream: S,
-    activity: Activity,
-}
+use tokio_util::io::{InspectReader, InspectWriter};
 
 /// The time at which a byte last moved.
 #[derive(Clone)]
@@ -23,21 +15,22 @@ pub(super) struct Activity {
     millis: Arc<AtomicU64>,
 }
 
-impl<S> Watched<S> {
-    pub(super) fn new(stream: S) -> (Self, Activity) {
-        let activity = Activity {
+impl Activity {
+    /// Watches a stream; returns it with the activity that it records.
+    pub(super) fn watch<S>(stream: S) -> (impl AsyncRead + AsyncWrite + Unpin + Send, Self)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        let activity = Self {
             start: Instant::now(),
             millis: Arc::default(),
         };
-        let watched = Self {
-            stream,
-            activity: activity.clone(),
-        };
+        let (reads, writes) = (activity.clone(), activity.clone());
+        let watched = InspectReader::new(stream, move |_: &[u8]| reads.record());
+        let watched = InspectWriter::new(watched, move |_: &[u8]| writes.record());
         (watched, activity)
     }
-}
 
-impl Activity {
     fn record(&self) {
         let millis = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.millis.store(millis, Ordering::Relaxed);
@@ -53,37 +46,5 @@ impl Activity {
                 _ => return,
             }
         }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
-        self.activity.record();
-        Poll::Ready(read)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
-        self.activity.record();
-        Poll::Ready(written)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

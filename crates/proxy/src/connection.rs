@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ProxySettings;
-use super::activity::Watched;
+use super::activity::Activity;
 use super::denials::{Denials, Denied};
 use super::request::{Rejection, Target, forwarded, returned, target};
 
@@ -65,7 +65,7 @@ pub(super) async fn serve<S>(stream: S, gateway: Arc<Gateway>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (stream, activity) = Watched::new(stream);
+    let (stream, activity) = Activity::watch(stream);
     let idle = gateway.settings.idle;
     tokio::select! {
         () = exchange(stream, gateway) => {}
