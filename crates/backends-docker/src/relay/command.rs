@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, DrivenProcess, InputChannel, Launch, OnDrop, OutputChannel,
-    Report, Reports, StartedCommand, Transport, exit_status, explain_oom_kill, parse_process_list,
+    CommandDriver, CommandLimits, DrivenProcess, Launch, OnDrop, OutputChannel, Report, Reports,
+    StartedCommand, Transport, exit_status, explain_oom_kill, parse_process_list,
 };
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
@@ -322,11 +322,5 @@ impl Reports for RelayReports {
 impl OutputChannel for ChannelReader {
     async fn next(&mut self) -> Option<Result<Bytes, SandboxError>> {
         self.next().await.map(Ok)
-    }
-}
-
-impl InputChannel for InputWriter {
-    async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
-        self.write(data).await
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cantle_command_driver::c_string;
+use cantle_command_driver::{InputChannel as _, c_string};
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind,

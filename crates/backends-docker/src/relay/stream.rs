@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use cantle_command_driver::InputChannel;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::frames::{
     Answer, CONNECTION_ID, CONNECTION_WINDOW, Channel, INPUT_WINDOW, MAX_BODY, MAX_CONNECTIONS,
@@ -559,12 +560,11 @@ impl InputWriter {
         unacknowledged.fetch_add(length, Ordering::AcqRel);
         stream.send_input(Request::Input { id, length }, data);
     }
+}
 
+impl InputChannel for InputWriter {
     /// Sends all of the data, waiting for credit as the command reads.
-    ///
-    /// # Errors
-    /// [`SandboxErrorKind::Closed`] if the command no longer reads.
-    pub(super) async fn write(&mut self, mut data: Bytes) -> Result<(), SandboxError> {
+    async fn write(&mut self, mut data: Bytes) -> Result<(), SandboxError> {
         while !data.is_empty() {
             let chunk = data.split_to(data.len().min(MAX_PAYLOAD));
             let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
