@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cantle_command_driver::CommandLimits;
 use cantle_core::policy::{Limits, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement};
 use tokio::time::sleep;
@@ -23,7 +22,7 @@ const FAST_DISK_BYTES: u64 = 2 << 30;
 #[derive(Clone, Debug)]
 pub(crate) struct BackendLimits {
     /// Those that the command driver enforces.
-    pub(crate) command: CommandLimits,
+    pub(crate) command: Limits,
     /// Those on files.
     pub(crate) files: FileLimits,
     processes: Option<u64>,
@@ -38,7 +37,7 @@ impl BackendLimits {
         };
         let (disk, inodes) = (polled(PolicyField::Disk), polled(PolicyField::Inodes));
         Self {
-            command: CommandLimits::new(limits),
+            command: limits.clone(),
             files: FileLimits {
                 disk_bytes: disk.and(limits.disk_bytes),
                 inodes: inodes.and(limits.inodes),

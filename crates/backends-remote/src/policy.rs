@@ -69,12 +69,11 @@ pub(crate) fn network(policy: &Policy) -> Option<Map<String, Value>> {
     Some(Map::from_iter([(name.to_owned(), value)]))
 }
 
-/// Limits of commands: those enforced by the driver, and those set by `ulimit`.
+/// Limits of commands: those of the policy, and those set by `ulimit`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CommandLimits {
-    pub(crate) driven: cantle_command_driver::CommandLimits,
+    pub(crate) policy: Limits,
     cpu_seconds: Option<u64>,
-    file_bytes: Option<u64>,
     /// Arguments for `ulimit`, such as `t=2 n=64`.
     pub(crate) ulimits: String,
 }
@@ -99,9 +98,8 @@ impl CommandLimits {
             .filter_map(|(letter, limit)| limit.map(|limit| format!("{letter}={limit}")))
             .collect();
         Self {
-            driven: cantle_command_driver::CommandLimits::new(limits),
+            policy: limits.clone(),
             cpu_seconds,
-            file_bytes: limits.file_size_bytes,
             ulimits: words.join(" "),
         }
     }
@@ -115,7 +113,9 @@ impl CommandLimits {
         };
         let limit = match status {
             ExitStatus::Signal(SIGXCPU) => reached(PolicyField::CpuTime, self.cpu_seconds),
-            ExitStatus::Signal(SIGXFSZ) => reached(PolicyField::FileSize, self.file_bytes),
+            ExitStatus::Signal(SIGXFSZ) => {
+                reached(PolicyField::FileSize, self.policy.file_size_bytes)
+            }
             _ => None,
         };
         limit.unwrap_or(status)

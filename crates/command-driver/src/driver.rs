@@ -37,44 +37,23 @@ const COMPLETE_DEADLINE: Duration = Duration::from_secs(5);
 const EXEC_DELAY: Duration = Duration::from_millis(5);
 const SIGKILL: i32 = 9;
 
-/// Limits of a sandbox that the driver enforces on each command.
-#[derive(Clone, Copy, Debug, Default)]
-#[expect(
-    clippy::exhaustive_structs,
-    reason = "constructed by backends from the policy's limits"
-)]
-pub struct CommandLimits {
-    /// Maximum duration of a command.
-    pub wall_time: Option<Duration>,
-    /// Maximum number of bytes per output channel. A command that writes more is killed, and the rest is dropped.
-    pub output_bytes: Option<u64>,
-}
-
-impl CommandLimits {
-    /// Selects the limits of a policy that apply to each command.
-    #[must_use]
-    pub fn new(limits: &Limits) -> Self {
-        Self {
-            wall_time: limits.wall_time,
-            output_bytes: limits.output_bytes,
-        }
-    }
-}
-
 /// A command that is being started: its request, and the clock that runs since [`new`](Self::new).
 #[derive(Debug)]
 pub struct CommandDriver {
     request: SpawnRequest,
-    limits: CommandLimits,
+    wall_time: Option<Duration>,
+    output_bytes: Option<u64>,
     started_at: Instant,
 }
 
 impl CommandDriver {
-    /// Starts the clock of a command.
-    pub fn new(request: SpawnRequest, limits: CommandLimits) -> Self {
+    /// Starts the clock of a command. Of the limits, the driver enforces `wall_time` and `output_bytes`: a command that
+    /// writes more to a channel is killed, and the rest is dropped.
+    pub fn new(request: SpawnRequest, limits: &Limits) -> Self {
         Self {
             request,
-            limits,
+            wall_time: limits.wall_time,
+            output_bytes: limits.output_bytes,
             started_at: now(),
         }
     }
@@ -86,7 +65,7 @@ impl CommandDriver {
 
     /// Duration after which the command is killed.
     pub fn time_limit(&self) -> Option<Duration> {
-        time_limit(&self.request, self.limits.wall_time)
+        time_limit(&self.request, self.wall_time)
     }
 
     /// Spawns the command's task and returns its handle.
@@ -101,12 +80,12 @@ impl CommandDriver {
         } = started;
         let Self {
             request,
-            limits,
+            wall_time,
+            output_bytes,
             started_at,
         } = self;
-        let wall_time = limits.wall_time;
         let lifecycle = CommandLifecycle::new(&request, wall_time, T::KILL_DEADLINE, started_at);
-        let output_limit = limits.output_bytes.unwrap_or(u64::MAX);
+        let output_limit = output_bytes.unwrap_or(u64::MAX);
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS_IN_FLIGHT);
         let (phase_sender, phase) = watch::channel(Phase::Running);
         let (feed, stdin): (Option<Feed>, _) = match (input, request.stdin) {

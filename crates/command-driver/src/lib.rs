@@ -57,7 +57,7 @@ mod process;
 mod spill;
 mod transport;
 
-pub use self::driver::{CommandDriver, CommandLimits};
+pub use self::driver::CommandDriver;
 #[cfg(unix)]
 pub use self::launch::{Launch, c_string, check_environment, os_path};
 pub use self::off_runtime::{OnDrop, run_off_runtime};

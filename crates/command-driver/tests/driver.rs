@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, DrivenProcess, InputChannel, Report, StartedCommand, Transport,
+    CommandDriver, DrivenProcess, InputChannel, Report, StartedCommand, Transport,
 };
-use cantle_core::policy::PolicyField;
+use cantle_core::policy::{Limits, PolicyField};
 use cantle_core::sandbox::{
     Background, BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, Process as _, PtySize,
     SandboxError, SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Spill, SpillFile,
@@ -139,16 +139,13 @@ struct Script {
 }
 
 impl Script {
-    fn start(
-        request: SpawnRequest,
-        limits: CommandLimits,
-    ) -> (Self, DrivenProcess<ScriptedTransport>) {
+    fn start(request: SpawnRequest, limits: &Limits) -> (Self, DrivenProcess<ScriptedTransport>) {
         Self::start_in(request, limits, false)
     }
 
     fn start_in(
         request: SpawnRequest,
-        limits: CommandLimits,
+        limits: &Limits,
         is_closed: bool,
     ) -> (Self, DrivenProcess<ScriptedTransport>) {
         let (report_sender, reports) = mpsc::unbounded_channel();
@@ -192,8 +189,7 @@ impl Script {
 
 #[tokio::test(start_paused = true)]
 async fn exit_has_status_duration_and_output_size() {
-    let (mut script, mut process) =
-        Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), &Limits::default());
     script.write("output").await;
     sleep(3 * SECOND).await;
     script.stdout = None;
@@ -212,7 +208,7 @@ async fn timeout_terminates_then_kills() {
     let request = SpawnRequest::shell("x")
         .with_timeout(10 * SECOND)
         .with_grace(2 * SECOND);
-    let (mut script, mut process) = Script::start(request, CommandLimits::default());
+    let (mut script, mut process) = Script::start(request, &Limits::default());
     sleep(9 * SECOND).await;
     assert_eq!(script.transport.orders(), []);
     sleep(2 * SECOND).await;
@@ -228,15 +224,14 @@ async fn timeout_terminates_then_kills() {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_process_is_killed() {
-    let (script, process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let (script, process) = Script::start(SpawnRequest::shell("x"), &Limits::default());
     drop(process);
     assert_eq!(script.transport.orders(), [Order::Kill]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn command_ends_although_the_sandbox_does_not_explain_its_exit() {
-    let (mut script, mut process) =
-        Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), &Limits::default());
     script.transport.is_silent.store(true, Ordering::Relaxed);
     script.stdout = None;
     script.end(1, true);
@@ -247,7 +242,7 @@ async fn command_ends_although_the_sandbox_does_not_explain_its_exit() {
 #[tokio::test(start_paused = true)]
 async fn kept_background_processes_are_listed_and_detached() {
     let request = SpawnRequest::shell("x").with_background(Background::Keep);
-    let (script, mut process) = Script::start(request, CommandLimits::default());
+    let (script, mut process) = Script::start(request, &Limits::default());
     script.end(0, false);
     let exit = process.wait().await.unwrap();
     assert_eq!(exit.background, [BackgroundProcess::new(7, "sleep 60")]);
@@ -260,7 +255,7 @@ async fn kept_background_processes_are_listed_and_detached() {
 #[tokio::test(start_paused = true)]
 async fn background_processes_of_a_command_that_is_dropped_early_are_killed() {
     let request = SpawnRequest::shell("x").with_background(Background::Keep);
-    let (script, process) = Script::start(request, CommandLimits::default());
+    let (script, process) = Script::start(request, &Limits::default());
     script.end(0, false);
     // Its output is still read.
     sleep(SECOND / 10).await;
@@ -271,11 +266,9 @@ async fn background_processes_of_a_command_that_is_dropped_early_are_killed() {
 
 #[tokio::test(start_paused = true)]
 async fn excess_output_kills_and_is_dropped() {
-    let limits = CommandLimits {
-        wall_time: None,
-        output_bytes: Some(3),
-    };
-    let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), limits);
+    let mut limits = Limits::default();
+    limits.output_bytes = Some(3);
+    let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), &limits);
     let output = process.take_output().unwrap();
     for text in ["on", "two", "three"] {
         script.write(text).await;
@@ -292,12 +285,10 @@ async fn excess_output_kills_and_is_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_command_that_ends_with_excess_output_has_not_succeeded() {
-    let limits = CommandLimits {
-        wall_time: None,
-        output_bytes: Some(3),
-    };
+    let mut limits = Limits::default();
+    limits.output_bytes = Some(3);
     let request = SpawnRequest::shell("x").with_background(Background::Keep);
-    let (script, mut process) = Script::start(request, limits);
+    let (script, mut process) = Script::start(request, &limits);
     script.write("four").await;
     script.end(0, false);
     let exit = process.wait().await.unwrap();
@@ -312,7 +303,7 @@ async fn a_command_that_ends_with_excess_output_has_not_succeeded() {
 #[tokio::test(start_paused = true)]
 async fn closed_sandbox_is_reported_whatever_the_status() {
     let request = SpawnRequest::shell("x");
-    let (script, mut process) = Script::start_in(request, CommandLimits::default(), true);
+    let (script, mut process) = Script::start_in(request, &Limits::default(), true);
     script.end(0, true);
     let error = process.wait().await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Closed);
@@ -320,7 +311,7 @@ async fn closed_sandbox_is_reported_whatever_the_status() {
 
 #[tokio::test(start_paused = true)]
 async fn output_is_delivered_while_a_background_process_holds_the_channel() {
-    let (script, mut process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let (script, mut process) = Script::start(SpawnRequest::shell("x"), &Limits::default());
     let output = process.take_output().unwrap();
     script.write("before").await;
     script.end(0, true);
@@ -331,7 +322,7 @@ async fn output_is_delivered_while_a_background_process_holds_the_channel() {
 
 #[tokio::test(start_paused = true)]
 async fn output_ends_although_a_background_process_has_taken_the_rest() {
-    let (script, mut process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let (script, mut process) = Script::start(SpawnRequest::shell("x"), &Limits::default());
     let output = process.take_output().unwrap();
     script.write("before").await;
     script.transport.claimed_bytes.store(10, Ordering::Relaxed);
@@ -344,7 +335,7 @@ async fn output_ends_although_a_background_process_has_taken_the_rest() {
 #[tokio::test(start_paused = true)]
 async fn spill_file_gets_output_from_its_beginning_up_to_the_cap() {
     let request = SpawnRequest::shell("x").with_spill(Spill::after(5).with_cap(8));
-    let (mut script, mut process) = Script::start(request, CommandLimits::default());
+    let (mut script, mut process) = Script::start(request, &Limits::default());
     for text in ["abcd", "efgh", "ijkl"] {
         script.write(text).await;
     }
@@ -359,7 +350,7 @@ async fn spill_file_gets_output_from_its_beginning_up_to_the_cap() {
 /// Starts a command whose spill file is opened only after some seconds, and ends it after 80 bytes of output.
 async fn slow_spill() -> (Script, DrivenProcess<ScriptedTransport>) {
     let request = SpawnRequest::shell("x").with_spill(Spill::after(5));
-    let (mut script, process) = Script::start(request, CommandLimits::default());
+    let (mut script, process) = Script::start(request, &Limits::default());
     *script.transport.spill_delay.lock().unwrap() = 6 * SECOND;
     // More chunks than may be on their way to the file.
     for _ in 0..10 {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, InputChannel, Launch, Report, StartedCommand, Transport, exit_status,
+    CommandDriver, InputChannel, Launch, Report, StartedCommand, Transport, exit_status,
 };
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
@@ -47,9 +47,8 @@ pub(crate) async fn spawn(
     }
     let marker = unique_id();
     let child = start(sandbox, &request, &marker)?;
-    let limits = CommandLimits { wall_time: sandbox.policy.limits.wall_time, output_bytes: None };
     let piped = request.stdin != Stdin::Null;
-    let driver = CommandDriver::new(request, limits);
+    let driver = CommandDriver::new(request, &sandbox.policy.limits);
     Ok(Box::new(driver.drive(connect(sandbox, child, marker, piped)?)))
 }
 

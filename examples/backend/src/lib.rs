@@ -33,7 +33,8 @@ use crate::files::Files;
 pub struct PlainBackend;
 
 /// The policy fields that the command driver enforces.
-const ENFORCED: [PolicyField; 2] = [PolicyField::Environment, PolicyField::WallTime];
+const ENFORCED: [PolicyField; 3] =
+    [PolicyField::Environment, PolicyField::WallTime, PolicyField::Output];
 
 #[async_trait]
 impl Backend for PlainBackend {

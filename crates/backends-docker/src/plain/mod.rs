@@ -11,7 +11,7 @@ mod process;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_command_driver::{CommandDriver, CommandLimits};
+use cantle_command_driver::CommandDriver;
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{
     Background, Command, Process, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
@@ -118,7 +118,7 @@ impl ExecRunner {
         arguments.extend(argv);
         let has_input = request.stdin != Stdin::Null;
         let doing = format!("failed to start `{program}`");
-        let driver = CommandDriver::new(request, CommandLimits::new(&self.limits));
+        let driver = CommandDriver::new(request, &self.limits);
         let (done, started) = oneshot::channel();
         let runner = Arc::clone(self);
         // In a task: the engine starts what it was asked to start, also if the caller no longer waits for it.

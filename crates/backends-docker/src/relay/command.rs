@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use cantle_command_driver::{
-    CommandDriver, CommandLimits, DrivenProcess, Launch, OnDrop, OutputChannel, Report, Reports,
-    StartedCommand, Transport, exit_status, explain_oom_kill, parse_process_list,
+    CommandDriver, DrivenProcess, Launch, OnDrop, OutputChannel, Report, Reports, StartedCommand,
+    Transport, exit_status, explain_oom_kill, parse_process_list,
 };
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
@@ -54,7 +54,7 @@ pub(super) async fn start(
     let read_only_except = request.read_only_except.as_ref();
     launch.read_only_except = read_only_except.map(|directory| options.absolute(directory));
     let body = body(&launch, &request)?;
-    let driver = CommandDriver::new(request, CommandLimits::new(&options.limits));
+    let driver = CommandDriver::new(request, &options.limits);
     let denials = sandbox.proxy.as_ref().map_or(0, |it| it.denials().mark());
     let stream = &sandbox.link.stream;
     let Spawned {

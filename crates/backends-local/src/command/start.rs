@@ -25,7 +25,7 @@ pub(crate) async fn start(
     )?;
     let id = shared.next_number();
     let mark = shared.engine.mark();
-    let driver = CommandDriver::new(request, shared.limits.command);
+    let driver = CommandDriver::new(request, &shared.limits.command);
     let access = write_access(&shared.root).await?;
     if let Some(directory) = &driver.request().read_only_except {
         launch.read_only_except = Some(shared.root.directory_path(directory)?);

@@ -55,7 +55,7 @@ pub(crate) async fn spawn(
         )
         .with_advice("Give the input as a file, or use a newer template."));
     }
-    let driver = CommandDriver::new(request, shared.limits.driven);
+    let driver = CommandDriver::new(request, &shared.limits.policy);
     let progress = Arc::new(Progress::default());
     let orders = Orders::default();
     // Kills the command if this start is abandoned, or when all handles are dropped.
