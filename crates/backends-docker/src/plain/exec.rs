@@ -74,12 +74,19 @@ impl Exec {
             attach_stdin: Some(script.has_input),
             ..ExecConfig::default()
         };
-        let started = runner.container.exec(config).await;
-        let (id, output, input) = started.map_err(|error| match status(&error) {
-            // The container has stopped or was removed.
-            Some(404 | 409) => runner.gone(),
-            _ => request_failed("failed to start a command in the container", &error),
-        })?;
+        let (id, output, input) = match runner.container.exec(config).await {
+            Ok(started) => started,
+            // The container has stopped, was removed or is paused.
+            Err(error) if matches!(status(&error), Some(404 | 409)) => {
+                let why = engine_message(&error);
+                let message = format!("failed to start a command in the container: {why}");
+                return Err(runner.reason(SandboxError::unavailable(message)).await);
+            }
+            Err(error) => {
+                let doing = "failed to start a command in the container";
+                return Err(request_failed(doing, &error));
+            }
+        };
         let mut exec = Self {
             id,
             result: String::new(),

@@ -193,7 +193,10 @@ impl ExecRunner {
     async fn reason(&self, error: SandboxError) -> SandboxError {
         let api = self.container.engine.api();
         let has_ended = match api.inspect_container(&self.container.id, None).await {
-            Ok(found) => found.state.and_then(|state| state.running) != Some(true),
+            // Podman reports of a paused container that it does not run.
+            Ok(found) => found
+                .state
+                .is_none_or(|it| it.running != Some(true) && it.paused != Some(true)),
             Err(error) if status(&error) == Some(404) => true,
             Err(_) => self.ends_soon().await,
         };

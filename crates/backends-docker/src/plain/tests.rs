@@ -31,6 +31,8 @@ struct EngineState {
     /// Lets the command begin.
     beginning: Notify,
     has_failed: AtomicBool,
+    /// Whether the container is paused.
+    is_paused: AtomicBool,
 }
 
 impl FakeEngine {
@@ -112,12 +114,17 @@ async fn answer(
         let length = body.len();
         format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
     };
+    let is_paused = state.is_paused.load(Ordering::Relaxed);
     let answer = if path.ends_with("/start") {
         if path.ends_with("/command/start") {
             state.beginning.notified().await;
         }
         let upgraded = "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n";
         format!("{upgraded}\u{1}\0\0\0\0\0\0\u{3}ok\n")
+    } else if is_paused && path.ends_with("/containers/container/exec") {
+        json("409 Conflict", r#"{"message":"the container is paused"}"#)
+    } else if is_paused {
+        json("200 OK", r#"{"State":{"Running":false,"Paused":true}}"#)
     } else if path.ends_with("/containers/container/exec") {
         let id = if is_signal { "signal" } else { "command" };
         json("201 Created", &format!(r#"{{"Id":"{id}"}}"#))
@@ -163,4 +170,15 @@ async fn closing_kills_the_commands_of_a_container_that_goes_on() {
         requests.iter().any(|request| request.contains("\"kill\"")),
         "{requests:?}"
     );
+}
+
+#[tokio::test]
+async fn paused_container_is_not_gone() {
+    let engine = FakeEngine::start().await;
+    engine.state.is_paused.store(true, Ordering::Relaxed);
+    let spawned = engine.runner.spawn(SpawnRequest::shell("true"));
+    let spawned = timeout(DEADLINE, engine.runner.unless_gone(spawned)).await;
+    let error = spawned.unwrap().err().unwrap();
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+    assert!(error.to_string().contains("is paused"), "{error}");
 }
