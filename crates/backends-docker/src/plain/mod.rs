@@ -81,22 +81,19 @@ impl ExecRunner {
         self: &Arc<Self>,
         request: SpawnRequest,
     ) -> Result<Box<dyn Process>, SandboxError> {
-        let unsupported = |feature: &str| {
+        let unsupported = [
+            (request.pty.is_some(), "terminals"),
+            (
+                request.background == Background::Keep,
+                "kept background processes",
+            ),
+            (request.read_only_except.is_some(), "read-only commands"),
+            (request.spill.is_some(), "output files"),
+        ];
+        if let Some((_, feature)) = unsupported.iter().find(|(is_requested, _)| *is_requested) {
             let message =
                 format!("{feature} need the supervisor, which doesn't run in this container");
-            SandboxError::unsupported(message)
-        };
-        if request.pty.is_some() {
-            return Err(unsupported("terminals"));
-        }
-        if request.background == Background::Keep {
-            return Err(unsupported("kept background processes"));
-        }
-        if request.read_only_except.is_some() {
-            return Err(unsupported("read-only commands"));
-        }
-        if request.spill.is_some() {
-            return Err(unsupported("output files"));
+            return Err(SandboxError::unsupported(message));
         }
         let argv = match &request.command {
             Command::Shell(line) => vec![SHELL.to_owned(), "-c".to_owned(), text(line)?],
