@@ -5,6 +5,8 @@
 
 use globset::{GlobBuilder, GlobMatcher};
 
+use super::normalized;
+
 /// The rules of a `.dockerignore` file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IgnoreRules {
@@ -51,18 +53,8 @@ impl Rule {
             Some(pattern) => (true, pattern.trim()),
             None => (false, line),
         };
-        let mut components = Vec::new();
-        for component in pattern.split('/') {
-            match component {
-                "" | "." => {}
-                ".." => {
-                    components.pop();
-                }
-                name => components.push(name),
-            }
-        }
         // Go has neither alternatives (`{a,b}`) nor negation by `!`.
-        let mut pattern = components.join("/").replace("[!", "[\\!");
+        let mut pattern = normalized(pattern).replace("[!", "[\\!");
         for brace in ["{", "}"] {
             let escaped = format!("\\{brace}");
             pattern = pattern.replace(&escaped, brace).replace(brace, &escaped);

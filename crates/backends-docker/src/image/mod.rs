@@ -150,7 +150,11 @@ impl Image {
         Self {
             id: found.id.unwrap_or_default(),
             environment: parse_pairs(&variables),
-            volumes: volumes.iter().map(|path| absolute(path)).collect(),
+            // As the engine uses them for mounts.
+            volumes: volumes
+                .iter()
+                .map(|path| format!("/{}", normalized(path)))
+                .collect(),
             // The engine may emulate other processors, which must not concern the supervisor.
             fits_supervisor: engine.runs_supervisor()
                 && matches!(&*architecture, "amd64" | "x86_64" | ""),
@@ -158,8 +162,8 @@ impl Image {
     }
 }
 
-/// Returns the path as the engine uses it for a mount: absolute, without `.`, `..` and empty names.
-fn absolute(path: &str) -> String {
+/// Returns the path without a leading slash, `.`, `..` and empty names.
+fn normalized(path: &str) -> String {
     let mut names = Vec::new();
     for name in path.split('/') {
         match name {
@@ -168,7 +172,7 @@ fn absolute(path: &str) -> String {
             name => names.push(name),
         }
     }
-    format!("/{}", names.join("/"))
+    names.join("/")
 }
 
 async fn pull(engine: &Engine, name: &str, progress: &dyn Progress) -> Result<(), SandboxError> {
