@@ -90,15 +90,9 @@ impl Engine {
     pub(crate) async fn connect(host: Option<&str>) -> Result<Self, SandboxError> {
         let address = with_locator(|locator| locator.address(host))?;
         let docker = client(&address, API_DEFAULT_VERSION)?;
-        let negotiated = tokio::time::timeout(CONNECT_TIMEOUT, docker.negotiate_version());
-        let docker = match negotiated.await {
-            Ok(Ok(docker)) => docker,
-            Ok(Err(error)) => return Err(unreachable(&address, &error)),
-            Err(_) => {
-                let error = bollard::errors::Error::RequestTimeoutError;
-                return Err(unreachable(&address, &error));
-            }
-        };
+        let negotiated = tokio::time::timeout(CONNECT_TIMEOUT, docker.negotiate_version()).await;
+        let negotiated = negotiated.unwrap_or(Err(bollard::errors::Error::RequestTimeoutError));
+        let docker = negotiated.map_err(|error| unreachable(&address, &error))?;
         let api = docker.client_version();
         if (api.major_version, api.minor_version) < MIN_API_VERSION {
             let message =
