@@ -105,9 +105,15 @@ pub(crate) async fn open(
     };
     let mut mechanisms = vec![format!("the existing container `{name}`")];
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
-    let ownership = Ownership::External;
-    let sandbox = DockerSandbox::new(container, &options, runner, mechanisms, report, ownership);
-    Ok(Arc::new(sandbox.with_network(&cx.policy)))
+    Ok(Arc::new(DockerSandbox::new(
+        container,
+        &options,
+        &cx.policy,
+        runner,
+        mechanisms,
+        report,
+        Ownership::External,
+    )))
 }
 
 /// Completes when the container or the connection to the engine ends.

@@ -34,34 +34,63 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 const RENAME_RACE: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
-/// Opens a sandbox in a new container, or in a running one.
-async fn open(
-    backend: &DockerBackend,
-    cx: &SandboxContext,
-) -> Result<Arc<dyn Sandbox>, SandboxError> {
-    if backend.container().is_none() {
-        // Unlike the rest, a pull or a build ends if the caller is dropped.
-        backend.image(&*cx.progress).await?;
+#[async_trait]
+impl Backend for DockerBackend {
+    fn name(&self) -> &str {
+        "docker"
     }
-    let (owned_backend, cx) = (backend.clone(), cx.clone());
-    let (done, opened) = oneshot::channel();
-    // If it was interrupted, a container could remain that was created but not started, or the supervisor's file in a
-    // running one.
-    backend.spawn_task(async move {
-        let opened = match owned_backend.container() {
-            Some(container) => attach::open(&owned_backend, container, &cx).await,
-            None => open_with_retry(&owned_backend, &cx).await,
-        };
-        if let Err(Ok(sandbox)) = done.send(opened)
-            && let Err(error) = sandbox.close().await
-        {
-            tracing::warn!(%error, "failed to close a sandbox whose opening was abandoned");
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        if self.container().is_none() {
+            // Unlike the rest, a pull or a build ends if the caller is dropped.
+            self.image(&*cx.progress).await?;
         }
-    });
-    opened.await.unwrap_or_else(|_| {
-        let message = "no sandbox was opened: the runtime was shut down";
-        Err(SandboxError::new(SandboxErrorKind::Io, message))
-    })
+        let backend = self.clone();
+        let (done, opened) = oneshot::channel();
+        // If it was interrupted, a container could remain that was created but not started, or the supervisor's file in
+        // a running one.
+        self.spawn_task(async move {
+            let opened = match backend.container() {
+                Some(container) => attach::open(&backend, container, &cx).await,
+                None => open_with_retry(&backend, &cx).await,
+            };
+            if let Err(Ok(sandbox)) = done.send(opened)
+                && let Err(error) = sandbox.close().await
+            {
+                tracing::warn!(%error, "failed to close a sandbox whose opening was abandoned");
+            }
+        });
+        opened.await.unwrap_or_else(|_| {
+            let message = "no sandbox was opened: the runtime was shut down";
+            Err(SandboxError::new(SandboxErrorKind::Io, message))
+        })
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let gone = || SandboxError::gone("the container of this handle no longer exists");
+        let token: HandleToken =
+            serde_json::from_str(&handle.token).map_err(|error| gone().with_source(error))?;
+        if !owner::is_id(&token.sandbox) {
+            return Err(gone());
+        }
+        let container = claim(self.engine().await?, &token.sandbox).await?;
+        match reopen(self, &container, &cx).await {
+            Ok(sandbox) => Ok(Arc::new(sandbox)),
+            Err(error) => {
+                // Releases the claim. Some engines fail to rename a running container that has a network and
+                // was started more than once; then the claim ends by its timeout.
+                let kept = ContainerName::Kept { id: token.sandbox };
+                if let Err(error) = container.rename(&container.id, &kept).await {
+                    tracing::debug!(%error, "failed to release a claim");
+                }
+                Err(error)
+            }
+        }
+    }
 }
 
 async fn open_with_retry(
@@ -145,15 +174,15 @@ async fn open_once(
         false => Ownership::AutoRemoved,
     };
     let mechanisms = mechanisms(engine, options, &runner);
-    let sandbox = DockerSandbox::new(
+    Ok(Arc::new(DockerSandbox::new(
         container,
         options,
+        &cx.policy,
         runner,
         mechanisms,
         enforcement,
         ownership,
-    );
-    Ok(Arc::new(sandbox.with_network(&cx.policy)))
+    )))
 }
 
 /// Checks that the image's volumes are covered.
@@ -228,34 +257,6 @@ fn mechanisms(engine: &Engine, options: &Options, runner: &CommandRunner) -> Vec
         .chain(filter)
         .chain(read_only)
         .collect()
-}
-
-/// Reattaches to a kept sandbox.
-async fn reattach(
-    backend: &DockerBackend,
-    handle: &SandboxHandle,
-    cx: &SandboxContext,
-) -> Result<Arc<dyn Sandbox>, SandboxError> {
-    let gone = || SandboxError::gone("the container of this handle no longer exists");
-    let token: HandleToken =
-        serde_json::from_str(&handle.token).map_err(|error| gone().with_source(error))?;
-    if !owner::is_id(&token.sandbox) {
-        return Err(gone());
-    }
-    let engine = backend.engine().await?;
-    let container = claim(engine, &token.sandbox).await?;
-    match reopen(backend, &container, cx).await {
-        Ok(sandbox) => Ok(Arc::new(sandbox)),
-        Err(error) => {
-            // Releases the claim. Some engines fail to rename a running container that has a network and
-            // was started more than once; then the claim ends by its timeout.
-            let kept = ContainerName::Kept { id: token.sandbox };
-            if let Err(error) = container.rename(&container.id, &kept).await {
-                tracing::debug!(%error, "failed to release a claim");
-            }
-            Err(error)
-        }
-    }
 }
 
 /// Claims a kept sandbox by renaming its container; a running one is in use.
@@ -367,34 +368,13 @@ async fn reopen(
     .await?;
     let mut mechanisms = mechanisms(engine, &options, &runner);
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
-    let ownership = Ownership::Owned { kept: true };
-    let container = container.clone();
-    let sandbox = DockerSandbox::new(
-        container,
+    Ok(DockerSandbox::new(
+        container.clone(),
         &options,
+        &cx.policy,
         runner,
         mechanisms,
         enforcement,
-        ownership,
-    );
-    Ok(sandbox.with_network(&cx.policy))
-}
-
-#[async_trait]
-impl Backend for DockerBackend {
-    fn name(&self) -> &str {
-        "docker"
-    }
-
-    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        open(self, &cx).await
-    }
-
-    async fn reattach(
-        &self,
-        handle: &SandboxHandle,
-        cx: SandboxContext,
-    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        reattach(self, handle, &cx).await
-    }
+        Ownership::Owned { kept: true },
+    ))
 }

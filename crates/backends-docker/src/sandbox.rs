@@ -64,6 +64,7 @@ impl DockerSandbox {
     pub(crate) fn new(
         container: Container,
         options: &Options,
+        policy: &Policy,
         runner: CommandRunner,
         mechanisms: Vec<String>,
         enforcement: Vec<Enforcement>,
@@ -78,6 +79,7 @@ impl DockerSandbox {
             info.mechanisms.push(exec.to_owned());
         }
         info.enforcement = enforcement;
+        info.network.clone_from(&policy.network);
         if matches!(ownership, Ownership::Owned { .. }) {
             info.survival = Survival::Workspace;
         }
@@ -90,12 +92,6 @@ impl DockerSandbox {
             is_kept: AtomicBool::new(ownership == Ownership::Owned { kept: true }),
             ownership,
         }
-    }
-
-    /// Sets the network of the policy, for the report.
-    pub(crate) fn with_network(mut self, policy: &Policy) -> Self {
-        self.info.network.clone_from(&policy.network);
-        self
     }
 
     fn check_open(&self) -> Result<(), SandboxError> {
