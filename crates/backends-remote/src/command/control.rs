@@ -32,12 +32,24 @@ const UNCONFIRMED_DEADLINE: Duration = Duration::from_secs(10);
 const BACKSTOP_SLACK: Duration = Duration::from_secs(10);
 
 /// Orders to a command. Each is given once.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Orders {
     pub(super) terminate: CancellationToken,
+    /// Cancelled with `abandon`, too.
     pub(super) kill: CancellationToken,
-    /// The command has no users any more; kills it, too.
+    /// The command has no users any more.
     pub(super) abandon: CancellationToken,
+}
+
+impl Orders {
+    pub(super) fn new() -> Self {
+        let abandon = CancellationToken::new();
+        Self {
+            terminate: CancellationToken::new(),
+            kill: abandon.child_token(),
+            abandon,
+        }
+    }
 }
 
 /// Result of a start: the first process, if it reported itself.
@@ -187,17 +199,8 @@ impl CommandControl {
     /// Performs orders until the command has ended. `None` if its end was ordered.
     async fn life(&self) -> Result<Option<Report>, SandboxError> {
         let Orders {
-            terminate,
-            kill,
-            abandon,
+            terminate, kill, ..
         } = &self.orders;
-        let killed = async {
-            select! {
-                () = kill.cancelled() => {}
-                () = abandon.cancelled() => {}
-            }
-        };
-        let mut killed = pin!(killed);
         let mut is_terminated = false;
         loop {
             select! {
@@ -214,7 +217,7 @@ impl CommandControl {
                     return Err(SandboxError::new(SandboxErrorKind::Closed, message));
                 }
                 why = self.active.shared.gone() => return Err(gone(&why)),
-                () = &mut killed => {
+                () = kill.cancelled() => {
                     self.kill().await?;
                     // The stream usually ends now, with the rest of the output.
                     let _ = timeout(KILL_DEADLINE, self.progress.ended()).await;
@@ -227,7 +230,6 @@ impl CommandControl {
                             terminated?;
                         }
                         () = kill.cancelled() => {}
-                        () = abandon.cancelled() => {}
                     }
                 }
             }

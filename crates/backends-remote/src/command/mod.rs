@@ -57,7 +57,7 @@ pub(crate) async fn spawn(
     }
     let driver = CommandDriver::new(request, &shared.limits.policy);
     let progress = Arc::new(Progress::default());
-    let orders = Orders::default();
+    let orders = Orders::new();
     // Kills the command if this start is abandoned, or when all handles are dropped.
     let abandon = orders.abandon.clone().drop_guard();
     let (started, start) = oneshot::channel();
