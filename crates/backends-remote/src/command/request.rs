@@ -1,6 +1,5 @@
 //! The request that starts a command: bash with the wrapper script.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
@@ -30,7 +29,7 @@ pub(super) fn build(
     let directory = shared.absolute_path(&request.directory);
     let mut command = vec![directory.as_slice()];
     let argv = argv(&request.command)?;
-    command.extend(argv.iter().map(|argument| argument.as_encoded_bytes()));
+    command.extend(argv.into_iter().map(OsStr::as_encoded_bytes));
     if command.iter().any(|argument| argument.contains(&0)) {
         return Err(invalid("a command can't hold a NUL byte"));
     }
@@ -70,24 +69,17 @@ pub(super) fn has_input(stdin: &Stdin) -> bool {
     }
 }
 
-fn argv(command: &Command) -> Result<Vec<Cow<'_, OsStr>>, SandboxError> {
-    let text = |text: &'static str| Cow::Borrowed(OsStr::new(text));
+fn argv(command: &Command) -> Result<Vec<&OsStr>, SandboxError> {
     match command {
         // The command line may begin with a hyphen.
-        Command::Shell(line) => Ok(vec![
-            text("bash"),
-            text("-c"),
-            text("--"),
-            Cow::Borrowed(line.as_os_str()),
-        ]),
+        Command::Shell(line) => {
+            let shell = ["bash", "-c", "--"].map(OsStr::new);
+            Ok(shell.into_iter().chain([line.as_os_str()]).collect())
+        }
         Command::Argv(argv) if argv.first().is_none_or(|name| name.is_empty()) => {
             Err(invalid("a command must begin with the name of a program"))
         }
-        Command::Argv(argv) => Ok(argv
-            .iter()
-            .map(OsString::as_os_str)
-            .map(Cow::Borrowed)
-            .collect()),
+        Command::Argv(argv) => Ok(argv.iter().map(OsString::as_os_str).collect()),
     }
 }
 
