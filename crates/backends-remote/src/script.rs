@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use cantle_core::sandbox::{Channel, PtySize};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use crate::envd::{Envd, EventStream, Fault, ProcessEvent};
+use crate::envd::{Envd, EventStream, Fault, ProcessEvent, in_time};
 use crate::http::RequestError;
 
 /// The path of bash, on which E2B's own clients rely as well.
@@ -103,10 +102,7 @@ pub(crate) async fn run(
                 ProcessEvent::Ended(status) => output.success = status.success(),
             }
         }
-        Ok(output)
+        Ok::<_, Fault>(output)
     };
-    match timeout(SCRIPT_TIMEOUT, running).await {
-        Ok(output) => output,
-        Err(_) => Err(RequestError::timed_out(SCRIPT_TIMEOUT).into()),
-    }
+    in_time(SCRIPT_TIMEOUT, running).await
 }

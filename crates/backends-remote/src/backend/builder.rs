@@ -212,10 +212,9 @@ impl RemoteBackendBuilder {
         let api_url = self
             .api_url
             .unwrap_or_else(|| format!("https://api.{}", self.options.domain));
-        let sandbox_url = match &self.sandbox_url {
-            Some(url) => Some(http::parse_url("URL of the sandboxes", url)?),
-            None => None,
-        };
+        let sandbox_url = self.sandbox_url.as_deref();
+        let sandbox_url = sandbox_url.map(|url| http::parse_url("URL of the sandboxes", url));
+        let sandbox_url = sandbox_url.transpose()?;
         check_environment(&self.options.environment)?;
         let mut names = self.options.parameters.keys();
         if let Some(name) = names.find(|name| OWN_PARAMETERS.contains(&name.as_str())) {

@@ -250,15 +250,12 @@ impl Envd {
             .rpc(service, method)
             .header(CONTENT_TYPE, "application/json")
             .body(body);
-        let answered = timeout(limit, async {
+        let answered = in_time(limit, async {
             let response = request.send().await?;
             let status = response.status();
             Ok::<_, Fault>((status, http::read_body(response).await?))
         });
-        let (status, body) = match answered.await {
-            Ok(answered) => answered?,
-            Err(_) => return Err(RequestError::timed_out(limit).into()),
-        };
+        let (status, body) = answered.await?;
         if !status.is_success() {
             return Err(self.fault(status, &body));
         }
@@ -316,27 +313,34 @@ impl Envd {
         let request = self.http.get(url).headers(self.headers.clone());
         let asking = timeout(HEALTH_TIMEOUT, async {
             let response = request.send().await?;
-            match response.status() {
-                StatusCode::BAD_GATEWAY => http::read_body(response).await.map(Some),
-                _ => Ok(None),
+            let status = response.status();
+            if status == StatusCode::BAD_GATEWAY {
+                return Err(self.fault(status, &http::read_body(response).await?));
             }
+            Ok(())
         });
-        let reason = match asking.await {
-            Ok(Ok(None)) => return Ok(()),
-            Ok(Ok(Some(body))) => {
-                let error: RpcError = serde_json::from_slice(&body).unwrap_or_default();
-                if error.message.contains(NOT_FOUND_TEXT) {
-                    let reason = "it was killed or its lifetime has ended".to_owned();
-                    let is_certain = true;
-                    return Err(HealthError { reason, is_certain });
-                }
-                "envd does not respond".to_owned()
-            }
-            Ok(Err(error)) => format!("it can't be reached: {}", error.message),
-            Err(_) => "it does not respond".to_owned(),
+        let (reason, is_certain) = match asking.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(Fault::Gone(_))) => ("it was killed or its lifetime has ended".to_owned(), true),
+            Ok(Err(Fault::Refused { .. })) => ("envd does not respond".to_owned(), false),
+            Ok(Err(fault)) => (format!("it can't be reached: {fault}"), false),
+            Err(_) => ("it does not respond".to_owned(), false),
         };
-        let is_certain = false;
         Err(HealthError { reason, is_certain })
+    }
+}
+
+/// Waits for a response, or a part of one.
+pub(crate) async fn in_time<T, E>(
+    limit: Duration,
+    response: impl Future<Output = Result<T, E>>,
+) -> Result<T, Fault>
+where
+    Fault: From<E>,
+{
+    match timeout(limit, response).await {
+        Ok(response) => Ok(response?),
+        Err(_) => Err(RequestError::timed_out(limit).into()),
     }
 }
 

@@ -10,10 +10,11 @@ use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::envelope::{Envelope, EnvelopeDecoder, encode_envelope};
-use super::{Data, EndEvent, EndOfStream, Envd, Fault, PROCESSES, Started, encode, hide_token};
+use super::{
+    Data, EndEvent, EndOfStream, Envd, Fault, PROCESSES, Started, encode, hide_token, in_time,
+};
 use crate::http::RequestError;
 use crate::signals;
 
@@ -76,12 +77,9 @@ impl Envd {
     }
 
     async fn events(&self, request: RequestBuilder, limit: Duration) -> Result<EventStream, Fault> {
-        let response = match timeout(limit, request.send()).await {
-            Ok(response) => self.check_status(response?).await?,
-            Err(_) => return Err(RequestError::timed_out(limit).into()),
-        };
+        let response = in_time(limit, request.send()).await?;
         Ok(EventStream {
-            response,
+            response: self.check_status(response).await?,
             envelopes: EnvelopeDecoder::default(),
             token: self.token.clone(),
             is_finished: false,
@@ -117,16 +115,10 @@ impl EventStream {
     }
 
     async fn read_more(&mut self) -> Result<(), Fault> {
-        match timeout(STREAM_TIMEOUT, self.response.chunk()).await {
-            Err(_) => Err(RequestError::timed_out(STREAM_TIMEOUT).into()),
-            Ok(piece) => match piece? {
-                Some(piece) => {
-                    self.envelopes.push(&piece);
-                    Ok(())
-                }
-                None => Err(RequestError::new("the stream ended without an end message").into()),
-            },
-        }
+        let piece = in_time(STREAM_TIMEOUT, self.response.chunk()).await?;
+        let cut = || RequestError::new("the stream ended without an end message");
+        self.envelopes.push(&piece.ok_or_else(cut)?);
+        Ok(())
     }
 }
 
