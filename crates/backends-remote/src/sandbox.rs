@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::api::is_id;
 use crate::shared::Shared;
-use crate::{NAME, command, files};
+use crate::{NAME, command};
 
 /// The token of a kept sandbox's handle.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ impl Sandbox for RemoteSandbox {
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
-        files::read(&self.shared, path, range).await
+        self.shared.activate().await?.read(path, range).await
     }
 
     async fn write(
@@ -74,15 +74,19 @@ impl Sandbox for RemoteSandbox {
         options: WriteOptions,
         data: ByteStream,
     ) -> Result<(), SandboxError> {
-        files::write(&self.shared, path, options, data).await
+        self.shared
+            .activate()
+            .await?
+            .write(path, options, data)
+            .await
     }
 
     async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        files::stat(&self.shared, path).await
+        self.shared.activate().await?.stat(path).await
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        files::list(&self.shared, path).await
+        self.shared.activate().await?.list(path).await
     }
 
     async fn walk(
@@ -94,15 +98,15 @@ impl Sandbox for RemoteSandbox {
     }
 
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        files::mkdir(&self.shared, path).await
+        self.shared.activate().await?.mkdir(path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        files::remove(&self.shared, path).await
+        self.shared.activate().await?.remove(path).await
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
-        files::rename(&self.shared, from, to).await
+        self.shared.activate().await?.rename(from, to).await
     }
 
     async fn connect(&self, _: u16) -> Result<Connection, SandboxError> {

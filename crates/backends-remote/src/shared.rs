@@ -113,6 +113,18 @@ impl ActiveSandbox {
         }
     }
 
+    /// Returns what a call returned; converts a failed one as [`explain`](Self::explain) does.
+    pub(crate) async fn explained<T>(
+        &self,
+        called: Result<T, Fault>,
+        doing: &str,
+    ) -> Result<T, SandboxError> {
+        match called {
+            Ok(answer) => Ok(answer),
+            Err(fault) => Err(self.explain(fault, doing).await),
+        }
+    }
+
     /// Runs a long operation until the sandbox is closed or gone.
     pub(crate) async fn while_alive<T>(
         &self,

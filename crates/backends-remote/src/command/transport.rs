@@ -63,14 +63,10 @@ impl Transport for RemoteTransport {
         };
         let active = self.shared.activate().await?;
         let (signal, leader) = (signal.as_raw().to_string(), leader.to_string());
-        match script::run(&active.envd, SIGNAL, &[&signal, &leader]).await {
-            // The script fails if the command has ended.
-            Ok(_) => Ok(()),
-            Err(fault) => {
-                let doing = "failed to send a signal";
-                Err(active.explain(fault, doing).await)
-            }
-        }
+        let sent = script::run(&active.envd, SIGNAL, &[&signal, &leader]).await;
+        // The script fails if the command has ended.
+        active.explained(sent, "failed to send a signal").await?;
+        Ok(())
     }
 
     async fn resize(&self, size: PtySize) -> Result<(), SandboxError> {
@@ -79,13 +75,10 @@ impl Transport for RemoteTransport {
         };
         let active = self.shared.activate().await?;
         let message = json!({ "process": { "pid": pid }, "pty": script::pty(size) });
-        match active.envd.order(PROCESSES, "Update", &message).await {
-            Ok(()) => Ok(()),
-            Err(fault) => {
-                let doing = "failed to resize the terminal";
-                Err(active.explain(fault, doing).await)
-            }
-        }
+        let resized = active.envd.order(PROCESSES, "Update", &message).await;
+        active
+            .explained(resized, "failed to resize the terminal")
+            .await
     }
 
     async fn list(&self) -> Vec<BackgroundProcess> {

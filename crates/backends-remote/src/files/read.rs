@@ -1,6 +1,5 @@
 //! Reading of files.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,66 +9,56 @@ use cantle_core::sandbox::{
 use futures_util::stream;
 use reqwest::header::RANGE;
 use reqwest::{Method, Response, StatusCode};
-use tokio::time::timeout;
 
 use super::resolve::FinalLink;
-use crate::envd::{EventStream, Fault, ProcessEvent};
-use crate::http::RequestError;
-use crate::shared::{ActiveSandbox, Shared};
+use crate::envd::{EventStream, Fault, ProcessEvent, in_time};
+use crate::shared::ActiveSandbox;
 
 /// Time limit between two chunks.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the response's head.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads a regular file, or a range of it.
-pub(crate) async fn read(
-    shared: &Arc<Shared>,
-    path: &SandboxPath,
-    range: ByteRange,
-) -> Result<ByteStream, SandboxError> {
-    let doing = format!("failed to read `{path}`");
-    let active = shared.activate().await?;
-    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
-    if resolved.stat(&doing)?.kind != FileKind::File {
-        let message = format!("{doing}: it is not a regular file");
-        return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
-    }
-    if range.length == Some(0) {
-        return Ok(Box::pin(stream::empty()));
-    }
-    let source = match resolved.text() {
-        Some(text) => active.get(text, range).await,
-        None => {
-            let events = active.read_by_script(&resolved.bytes, range.offset).await;
-            events.map(|events| Some((FileSource::Script(events), 0)))
-        }
-    };
-    let (source, skip) = match source {
-        Ok(Some(found)) => found,
-        // The range begins past the end.
-        Ok(None) => return Ok(Box::pin(stream::empty())),
-        Err(fault) if fault.has_code("not_found") => return Err(fault.into_error(&doing)),
-        Err(fault) => return Err(active.explain(fault, &doing).await),
-    };
-    let reader = FileReader {
-        source,
-        active,
-        skip,
-        remaining: range.length.unwrap_or(u64::MAX),
-        doing,
-    };
-    Ok(Box::pin(stream::unfold(Some(reader), |reader| async {
-        let mut reader = reader?;
-        match reader.next().await {
-            Ok(None) => None,
-            Ok(Some(piece)) => Some((Ok(piece), Some(reader))),
-            Err(error) => Some((Err(error), None)),
-        }
-    })))
-}
-
 impl ActiveSandbox {
+    /// Reads a regular file, or a range of it.
+    pub(crate) async fn read(
+        self,
+        path: &SandboxPath,
+        range: ByteRange,
+    ) -> Result<ByteStream, SandboxError> {
+        let doing = format!("failed to read `{path}`");
+        let resolved = self.resolve(path, FinalLink::Follow, &doing).await?;
+        if resolved.stat(&doing)?.kind != FileKind::File {
+            let message = format!("{doing}: it is not a regular file");
+            return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
+        }
+        if range.length == Some(0) {
+            return Ok(Box::pin(stream::empty()));
+        }
+        let source = match resolved.text() {
+            Some(text) => self.get(text, range).await,
+            None => {
+                let events = self.read_by_script(&resolved.bytes, range.offset).await;
+                events.map(|events| Some((FileSource::Script(events), 0)))
+            }
+        };
+        let Some((source, skip)) = self.explained(source, &doing).await? else {
+            // The range begins past the end.
+            return Ok(Box::pin(stream::empty()));
+        };
+        let reader = FileReader {
+            source,
+            active: self,
+            skip,
+            remaining: range.length.unwrap_or(u64::MAX),
+            doing,
+        };
+        Ok(Box::pin(stream::try_unfold(reader, async |mut reader| {
+            let piece = reader.next().await?;
+            Ok(piece.map(|piece| (piece, reader)))
+        })))
+    }
+
     /// Requests a file; returns its body and the number of bytes before the range. `None` if the range is past the end.
     async fn get(&self, text: &str, range: ByteRange) -> Result<Option<(FileSource, u64)>, Fault> {
         let mut request = self.envd.file_request(Method::GET, text);
@@ -80,10 +69,7 @@ impl ActiveSandbox {
                 .map(|length| first.saturating_add(length - 1).to_string());
             request = request.header(RANGE, format!("bytes={first}-{}", last.unwrap_or_default()));
         }
-        let response = match timeout(RESPONSE_TIMEOUT, request.send()).await {
-            Ok(response) => response?,
-            Err(_) => return Err(RequestError::timed_out(RESPONSE_TIMEOUT).into()),
-        };
+        let response = in_time(RESPONSE_TIMEOUT, request.send()).await?;
         if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(None);
         }
@@ -116,12 +102,9 @@ impl FileReader {
             if self.remaining == 0 {
                 return Ok(None);
             }
-            let mut piece = match self.piece().await {
-                Ok(Some(piece)) => piece,
-                Ok(None) => return Ok(None),
-                Err(fault) => {
-                    return Err(self.active.explain(fault, &self.doing).await);
-                }
+            let piece = self.piece().await;
+            let Some(mut piece) = self.active.explained(piece, &self.doing).await? else {
+                return Ok(None);
             };
             let skipped = piece.split_to(clamp(self.skip, piece.len()));
             self.skip -= skipped.len() as u64;
@@ -135,12 +118,7 @@ impl FileReader {
 
     async fn piece(&mut self) -> Result<Option<Bytes>, Fault> {
         match &mut self.source {
-            FileSource::Response(response) => {
-                match timeout(CHUNK_TIMEOUT, response.chunk()).await {
-                    Ok(piece) => Ok(piece?),
-                    Err(_) => Err(RequestError::timed_out(CHUNK_TIMEOUT).into()),
-                }
-            }
+            FileSource::Response(response) => in_time(CHUNK_TIMEOUT, response.chunk()).await,
             FileSource::Script(events) => loop {
                 match events.next().await? {
                     Some(ProcessEvent::Output(Channel::Stdout, bytes)) => return Ok(Some(bytes)),

@@ -212,7 +212,7 @@ fn link(prefixes: &[Vec<u8>], at: usize, target: Option<String>) -> PathWalk {
     }
 }
 
-pub(super) fn join(above: &[u8], below: &[u8]) -> Vec<u8> {
+fn join(above: &[u8], below: &[u8]) -> Vec<u8> {
     if below.is_empty() {
         return above.to_vec();
     }

@@ -12,10 +12,8 @@ const FILES: &str = include_str!("../scripts/files.bash");
 
 impl ActiveSandbox {
     async fn script(&self, words: &[&str], doing: &str) -> Result<ScriptOutput, SandboxError> {
-        match script::run(&self.envd, FILES, words).await {
-            Ok(answer) => Ok(answer),
-            Err(fault) => Err(self.explain(fault, doing).await),
-        }
+        let answered = script::run(&self.envd, FILES, words).await;
+        self.explained(answered, doing).await
     }
 
     /// Performs an operation of the script, which fails unless the script succeeds.

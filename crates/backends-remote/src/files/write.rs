@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use cantle_command_driver::OnDrop;
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
     ByteStream, FileKind, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
 };
@@ -17,11 +19,11 @@ use serde_json::json;
 use tokio::select;
 use tokio::time::{Instant, sleep};
 
-use super::resolve::{FinalLink, join};
+use super::resolve::FinalLink;
 use crate::envd::{Envd, FILES, Fault, Version};
 use crate::http::RequestError;
 use crate::quote::quote;
-use crate::shared::Shared;
+use crate::shared::{ActiveSandbox, Shared};
 
 /// The mode of files that envd creates.
 const DEFAULT_MODE: u32 = 0o644;
@@ -29,71 +31,63 @@ const DEFAULT_MODE: u32 = 0o644;
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Writes a regular file and creates its parent directories.
-pub(crate) async fn write(
-    shared: &Arc<Shared>,
-    path: &SandboxPath,
-    options: WriteOptions,
-    data: ByteStream,
-) -> Result<(), SandboxError> {
-    let doing = format!("failed to write `{path}`");
-    let active = shared.activate().await?;
-    let resolved = active.resolve(path, FinalLink::Follow, &doing).await?;
-    resolved.check_parents(&doing)?;
-    let is_replaced = |kind| matches!(kind, FileKind::File | FileKind::Symlink);
-    if resolved
-        .stat
-        .as_ref()
-        .is_some_and(|there| !is_replaced(there.kind))
-    {
-        let message = format!("{doing}: the target is not a regular file");
-        return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
-    }
-    let Some(directory) = resolved.bytes.iter().rposition(|byte| *byte == b'/') else {
-        return Err(SandboxError::invalid_input(format!(
-            "{doing}: it has no parent directory"
-        )));
-    };
-    let directory = resolved.bytes.get(..directory).unwrap_or_default();
-    let (above, token) = (std::str::from_utf8(directory), crate::random_token());
-    // The protocol needs UTF-8 paths; otherwise the temporary file is in the working directory.
-    let above = above.unwrap_or(&shared.home);
-    let temporary = PartialFile::new(
-        shared,
-        &join(above.as_bytes(), format!(".{token}.part").as_bytes()),
-    );
+impl ActiveSandbox {
+    /// Writes a regular file and creates its parent directories.
+    pub(crate) async fn write(
+        &self,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        let doing = format!("failed to write `{path}`");
+        let resolved = self.resolve(path, FinalLink::Follow, &doing).await?;
+        resolved.check_parents(&doing)?;
+        let is_replaced = |kind| matches!(kind, FileKind::File | FileKind::Symlink);
+        let there = resolved.stat.as_ref();
+        if there.is_some_and(|there| !is_replaced(there.kind)) {
+            let message = format!("{doing}: the target is not a regular file");
+            return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
+        }
+        let Some(directory) = resolved.bytes.iter().rposition(|byte| *byte == b'/') else {
+            let message = format!("{doing}: it has no parent directory");
+            return Err(SandboxError::invalid_input(message));
+        };
+        let directory = resolved.bytes.get(..directory).unwrap_or_default();
+        // The protocol needs UTF-8 paths; otherwise the temporary file is in the working directory.
+        let above = std::str::from_utf8(directory).unwrap_or(&self.shared.home);
+        let above = above.strip_suffix('/').unwrap_or(above);
+        let temporary = format!("{above}/.{}.part", unique_id());
+        let abandoned = OnDrop::new(|| remove_in_background(&self.shared, &temporary));
 
-    let received_bytes = Arc::new(AtomicU64::new(0));
-    let failure: Arc<Mutex<Option<SandboxError>>> = Arc::default();
-    let checked = {
-        let (received_bytes, failure) = (Arc::clone(&received_bytes), Arc::clone(&failure));
-        checked(data, path.clone(), options, received_bytes, failure)
-    };
-    let uploading = upload(&active.envd, &temporary.text, Box::pin(checked));
-    let uploaded = active.while_alive(uploading).await?;
-    let failure = failure.lock().take();
-    if let Some(error) = failure {
-        return Err(error);
+        let received_bytes = Arc::new(AtomicU64::new(0));
+        let failure: Arc<Mutex<Option<SandboxError>>> = Arc::default();
+        let checked = {
+            let (received_bytes, failure) = (Arc::clone(&received_bytes), Arc::clone(&failure));
+            checked(data, path.clone(), options, received_bytes, failure)
+        };
+        let uploading = upload(&self.envd, &temporary, Box::pin(checked));
+        let uploaded = self.while_alive(uploading).await?;
+        let failure = failure.lock().take();
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        self.explained(uploaded, &doing).await?;
+        options.check_size(path, received_bytes.load(Ordering::Relaxed), true)?;
+        let mode = options.mode & 0o777;
+        if mode != DEFAULT_MODE {
+            let mode = format!("{mode:o}");
+            let words = ["mode", &quote(temporary.as_bytes()), &mode];
+            self.run_script(&words, &doing).await?;
+        }
+        if std::str::from_utf8(directory).is_err() {
+            let words = ["mkdir", &quote(directory)];
+            self.run_script(&words, &doing).await?;
+        }
+        self.rename_path(temporary.as_bytes(), &resolved.bytes, &doing)
+            .await?;
+        abandoned.disarm();
+        Ok(())
     }
-    if let Err(fault) = uploaded {
-        return Err(active.explain(fault, &doing).await);
-    }
-    options.check_size(path, received_bytes.load(Ordering::Relaxed), true)?;
-    let mode = options.mode & 0o777;
-    if mode != DEFAULT_MODE {
-        let mode = format!("{mode:o}");
-        let words = ["mode", &quote(temporary.text.as_bytes()), &mode];
-        active.run_script(&words, &doing).await?;
-    }
-    if std::str::from_utf8(directory).is_err() {
-        let words = ["mkdir", &quote(directory)];
-        active.run_script(&words, &doing).await?;
-    }
-    active
-        .rename_path(temporary.text.as_bytes(), &resolved.bytes, &doing)
-        .await?;
-    temporary.commit();
-    Ok(())
 }
 
 /// Counts the data; ends the upload with an error if they fail or exceed the announced size.
@@ -132,7 +126,7 @@ pub(crate) async fn upload(
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(Body::wrap_stream(data))
     } else {
-        let boundary = format!("cantle-{}", crate::random_token());
+        let boundary = format!("cantle-{}", unique_id());
         let kind = format!("multipart/form-data; boundary={boundary}");
         request
             .header(CONTENT_TYPE, kind)
@@ -205,42 +199,18 @@ fn form(
     chunk(head).chain(data).chain(chunk(tail))
 }
 
-/// A temporary file, removed on drop unless it was renamed.
-struct PartialFile {
-    shared: Arc<Shared>,
-    text: String,
-    committed: bool,
-}
-
-impl PartialFile {
-    fn new(shared: &Arc<Shared>, absolute: &[u8]) -> Self {
-        Self {
-            shared: Arc::clone(shared),
-            // The path is UTF-8.
-            text: String::from_utf8_lossy(absolute).into_owned(),
-            committed: false,
+/// Removes a temporary file that was not renamed.
+fn remove_in_background(shared: &Arc<Shared>, absolute: &str) {
+    if shared.closed.is_cancelled() {
+        return;
+    }
+    let (owned, message) = (Arc::clone(shared), json!({ "path": absolute }));
+    shared.spawn_task(async move {
+        if let Ok(active) = owned.activate().await {
+            // It may not have been created.
+            let _ = active.envd.order(FILES, "Remove", &message).await;
         }
-    }
-
-    fn commit(mut self) {
-        self.committed = true;
-    }
-}
-
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        if self.committed || self.shared.closed.is_cancelled() {
-            return;
-        }
-        let (shared, text) = (Arc::clone(&self.shared), std::mem::take(&mut self.text));
-        self.shared.spawn_task(async move {
-            if let Ok(active) = shared.activate().await {
-                // It may not have been created.
-                let message = json!({ "path": text });
-                let _ = active.envd.order(FILES, "Remove", &message).await;
-            }
-        });
-    }
+    });
 }
 
 #[cfg(test)]
