@@ -90,8 +90,3 @@ pub use self::backend::{RemoteBackend, RemoteBackendBuilder};
 
 /// The backend's name in reports and handles.
 pub(crate) const NAME: &str = "remote";
-
-/// Returns a random token of 32 hexadecimal digits.
-pub(crate) fn random_token() -> String {
-    format!("{:032x}", fastrand::u128(..))
-}

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::ids::unique_id;
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{Enforcement, SandboxContext, SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
@@ -183,7 +184,7 @@ impl Service {
         CreateRequest {
             body,
             template: options.template.clone(),
-            idempotency_key: crate::random_token(),
+            idempotency_key: unique_id(),
         }
     }
 }

@@ -17,6 +17,7 @@ mod transport;
 use std::sync::Arc;
 
 use cantle_command_driver::{CommandDriver, DrivenProcess, StartedCommand};
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SpawnRequest};
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,7 +46,7 @@ pub(crate) async fn spawn(
         ));
     }
     let active = shared.activate().await?;
-    let token = crate::random_token();
+    let token = unique_id();
     let start_request = request::build(shared, &request, &token)?;
     let is_terminal = request.pty.is_some();
     let has_input = request::has_input(&request.stdin);

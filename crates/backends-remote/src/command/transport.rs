@@ -101,9 +101,8 @@ impl Transport for RemoteTransport {
     }
 
     fn spill_path(&self, channel: Channel) -> Option<SandboxPath> {
-        let short = self.token.get(..12).unwrap_or(&self.token);
-        let name = channel.as_str();
-        SandboxPath::new(format!("{SCRATCH}/cantle-{short}.{name}")).ok()
+        let (token, name) = (&self.token, channel.as_str());
+        SandboxPath::new(format!("{SCRATCH}/cantle-{token}.{name}")).ok()
     }
 
     /// The output has come here already when it is known to be large; it goes back as an upload.
