@@ -263,13 +263,10 @@ impl InputCredit {
 impl Inbox {
     fn new(stream: &Arc<Stream>, id: u32, stdio: StdioMode) -> (Self, Spawned) {
         let (report_sender, reports) = mpsc::channel(MAX_REPORTS);
-        let open = |channel| ChannelReader::open(stream, id, channel, OUTPUT_WINDOW);
+        let command = CommandHandle::new(stream, id);
+        let open = |channel| ChannelReader::open(&command, channel, OUTPUT_WINDOW);
         let (stdout_sender, stdout) = open(Channel::Stdout);
         let (stderr_sender, stderr) = open(Channel::Stderr);
-        let command = CommandHandle {
-            stream: Arc::clone(stream),
-            id,
-        };
         let credit = InputCredit::new(INPUT_WINDOW);
         let inbox = Self {
             reports: Some(report_sender),
@@ -290,16 +287,13 @@ impl Inbox {
     }
 
     fn connection(stream: &Arc<Stream>, id: u32) -> (Self, AcceptedConnection) {
-        let (sender, reader) = ChannelReader::open(stream, id, Channel::Stdout, CONNECTION_WINDOW);
+        let command = CommandHandle::new(stream, id);
+        let (sender, reader) = ChannelReader::open(&command, Channel::Stdout, CONNECTION_WINDOW);
         let credit = InputCredit::new(CONNECTION_WINDOW);
         let inbox = Self {
             reports: None,
             channels: [sender, OutputSender::ended(), OutputSender::ended()],
             input: Arc::clone(&credit),
-        };
-        let command = CommandHandle {
-            stream: Arc::clone(stream),
-            id,
         };
         let accepted = AcceptedConnection {
             reader,
@@ -435,6 +429,11 @@ pub(super) struct CommandHandle {
 }
 
 impl CommandHandle {
+    fn new(stream: &Arc<Stream>, id: u32) -> Self {
+        let stream = Arc::clone(stream);
+        Self { stream, id }
+    }
+
     /// Sends the request that `request` makes of the command's id.
     pub(super) fn send(&self, request: impl FnOnce(u32) -> Request) {
         self.stream.send(request(self.id));
@@ -447,8 +446,7 @@ impl CommandHandle {
     /// Lists the command's processes: for each its id, a space, its command line and a NUL.
     pub(super) async fn list(&self) -> Vec<u8> {
         let channel = Channel::Processes;
-        let (sender, mut reader) =
-            ChannelReader::open(&self.stream, self.id, channel, OUTPUT_WINDOW);
+        let (sender, mut reader) = ChannelReader::open(self, channel, OUTPUT_WINDOW);
         let is_known = {
             let mut inboxes = self.stream.inboxes.lock();
             let inbox = inboxes.get_mut(&self.id);
@@ -479,12 +477,7 @@ pub(super) struct ChannelReader {
 }
 
 impl ChannelReader {
-    fn open(
-        stream: &Arc<Stream>,
-        id: u32,
-        channel: Channel,
-        window: usize,
-    ) -> (OutputSender, Self) {
+    fn open(command: &CommandHandle, channel: Channel, window: usize) -> (OutputSender, Self) {
         let (sender, chunks) = mpsc::unbounded_channel();
         let state = ChannelState::new(window);
         let sender = OutputSender {
@@ -492,10 +485,7 @@ impl ChannelReader {
             state: Arc::clone(&state),
         };
         let reader = Self {
-            command: CommandHandle {
-                stream: Arc::clone(stream),
-                id,
-            },
+            command: command.clone(),
             channel,
             chunks,
             consumed: 0,
