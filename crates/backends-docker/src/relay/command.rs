@@ -65,11 +65,9 @@ pub(super) async fn start(
         command,
     } = stream.spawn(channels, body)?;
     let guard = OnDrop::new(|| command.kill());
-    let doing = || {
-        let name = launch.program.name.to_string_lossy();
-        format!("failed to start `{name}`")
-    };
-    let pid = match answer(ANSWER_TIMEOUT, doing, reports.recv()).await? {
+    let name = launch.program.name.to_string_lossy();
+    let doing = format!("failed to start `{name}`");
+    let pid = match answer(ANSWER_TIMEOUT, &doing, reports.recv()).await? {
         Some(wire::Report::Started { pid }) => {
             guard.disarm();
             pid

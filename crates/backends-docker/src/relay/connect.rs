@@ -48,8 +48,8 @@ impl Relay {
             first.advance(1);
             Ok(first)
         };
-        let doing = || format!("failed to connect to port {port} of the sandbox");
-        let connected = answer(ANSWER_TIMEOUT, doing, connecting).await?;
+        let doing = format!("failed to connect to port {port} of the sandbox");
+        let connected = answer(ANSWER_TIMEOUT, &doing, connecting).await?;
         let Spawned {
             stdout,
             input: Some(input),

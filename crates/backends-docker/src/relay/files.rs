@@ -112,7 +112,7 @@ impl Relay {
         let (limit, stdio) = (&relay.task_limits.writes, StdioMode::All);
         let body = encode_task(&task, &[]);
         let running = relay.start_task(limit, "write", path, body, stdio).await?;
-        running.write_data(options, data).await
+        running.write_data(path, options, data).await
     }
 
     /// Returns information about a path.
@@ -267,8 +267,7 @@ impl Inner {
         let permit = permit.map_err(|_| stream.gone_error())?;
         Ok(RunningTask {
             spawned: stream.spawn(stdio, body)?,
-            doing,
-            path: path.clone(),
+            doing: format!("failed to {doing} `{path}`"),
             is_working_directory: self.options.absolute(path) == self.options.working_directory,
             kill_on_drop: true,
             end: None,
@@ -280,8 +279,8 @@ impl Inner {
 /// A running task, killed on drop unless it cleans up by itself.
 struct RunningTask {
     spawned: Spawned,
-    doing: &'static str,
-    path: SandboxPath,
+    /// The beginning of an error's message.
+    doing: String,
     is_working_directory: bool,
     /// Whether it is killed on drop.
     kill_on_drop: bool,
@@ -293,9 +292,7 @@ struct RunningTask {
 impl RunningTask {
     /// Returns the next chunk of output; `None` at the end.
     async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, SandboxError> {
-        let (doing, path) = (self.doing, &self.path);
-        let doing = || format!("failed to {doing} `{path}`");
-        answer(limit, doing, self.spawned.stdout.next()).await
+        answer(limit, &self.doing, self.spawned.stdout.next()).await
     }
 
     /// Waits until the task has ended. Cancel-safe.
@@ -311,37 +308,37 @@ impl RunningTask {
     /// Sends the data to a write task and waits for its end.
     async fn write_data(
         mut self,
+        path: &SandboxPath,
         options: WriteOptions,
         mut data: ByteStream,
     ) -> Result<(), SandboxError> {
-        let (path, input) = (self.path.clone(), self.spawned.input.take());
+        let (doing, input) = (self.doing.clone(), self.spawned.input.take());
         let mut input = input.ok_or_else(|| self.spawned.command.stream.gone_error())?;
         // An aborted write ends the input early, upon which the task cleans up.
         self.kill_on_drop = false;
         let command = self.spawned.command.clone();
         // Without the last chunk nothing is written.
         let sending = async move {
-            let doing = || {
-                command.kill();
-                format!("failed to write `{path}`")
-            };
+            // A task that takes nothing any more.
+            let kill = |_: &SandboxError| command.kill();
             let mut total_bytes = 0;
             while let Some(mut bytes) = data.next().await.transpose()? {
                 total_bytes += bytes.len() as u64;
-                options.check_size(&path, total_bytes, false)?;
+                options.check_size(path, total_bytes, false)?;
                 while !bytes.is_empty() {
                     let chunk = bytes.split_to(bytes.len().min(MAX_CHUNK));
-                    let sent = answer(ANSWER_TIMEOUT, doing, send_chunk(&mut input, chunk));
-                    if sent.await?.is_err() {
+                    let sent = answer(ANSWER_TIMEOUT, &doing, send_chunk(&mut input, chunk));
+                    if sent.await.inspect_err(kill)?.is_err() {
                         // The task's end tells whether the file was written.
                         return Ok(());
                     }
                 }
             }
-            options.check_size(&path, total_bytes, true)?;
+            options.check_size(path, total_bytes, true)?;
             let last = input.write(Bytes::from_static(&LAST_CHUNK));
+            let sent = answer(ANSWER_TIMEOUT, &doing, last).await;
             // Fails like a chunk.
-            let _ = answer(ANSWER_TIMEOUT, doing, last).await?;
+            let _ = sent.inspect_err(kill)?;
             Ok(())
         };
         let sent = select! {
@@ -355,8 +352,7 @@ impl RunningTask {
 
     /// Waits for the task's end and returns its error.
     async fn finish(&mut self) -> Result<(), SandboxError> {
-        let (doing, path) = (self.doing, self.path.clone());
-        let doing = || format!("failed to {doing} `{path}`");
+        let doing = self.doing.clone();
         let ending = async {
             let mut encoded = Vec::new();
             while let Some(chunk) = self.spawned.stderr.next().await {
@@ -367,7 +363,7 @@ impl RunningTask {
             self.wait().await;
             encoded
         };
-        let encoded = answer(ANSWER_TIMEOUT, doing, ending).await;
+        let encoded = answer(ANSWER_TIMEOUT, &doing, ending).await;
         self.kill_on_drop = encoded.is_err();
         let encoded = encoded?;
         let failed = |errno| TaskError {
@@ -388,11 +384,10 @@ impl RunningTask {
 
     /// Converts the task's error.
     fn error(&self, error: &TaskError<'_>) -> SandboxError {
-        let (doing, path) = (self.doing, &self.path);
+        let doing = &self.doing;
         let source = || io::Error::from_raw_os_error(error.errno);
-        let with_reason = |kind, reason: &str| {
-            SandboxError::new(kind, format!("failed to {doing} `{path}`: {reason}"))
-        };
+        let with_reason =
+            |kind, reason: &str| SandboxError::new(kind, format!("{doing}: {reason}"));
         match (error.kind, error.errno) {
             (TaskErrorKind::NotAFile, _) | (TaskErrorKind::Errno, errno::NXIO | errno::NODEV) => {
                 with_reason(SandboxErrorKind::NotAFile, "it is not a regular file")
@@ -419,11 +414,10 @@ impl RunningTask {
             }
             (TaskErrorKind::NotEmpty, _) => {
                 let name = String::from_utf8_lossy(error.name);
-                let message = format!("failed to {doing} `{path}`: it still contains `{name}`");
-                SandboxError::io(message, source())
+                SandboxError::io(format!("{doing}: it still contains `{name}`"), source())
             }
             (TaskErrorKind::Errno | TaskErrorKind::Incomplete, _) => {
-                SandboxError::io(format!("failed to {doing} `{path}`"), source())
+                SandboxError::io(doing, source())
             }
         }
     }

@@ -53,11 +53,11 @@ const LONG_TASK_TIMEOUT: Duration = Duration::from_mins(10);
 /// Waits for an answer of the relay; `doing` reads like "failed to read `x`".
 async fn answer<T>(
     limit: Duration,
-    doing: impl FnOnce() -> String,
+    doing: &str,
     waiting: impl Future<Output = T>,
 ) -> Result<T, SandboxError> {
     timeout(limit, waiting).await.map_err(|_| {
-        let (doing, seconds) = (doing(), limit.as_secs());
+        let seconds = limit.as_secs();
         let message = format!(
             "{doing}: the supervisor in the sandbox did not answer for {seconds} seconds"
         );
