@@ -154,20 +154,11 @@ async fn open_once(
         started = start().await;
     }
     let (container, stream) = started?;
-    let first_process = match is_supervised {
-        true => FirstProcess::NewSupervisor,
-        false => FirstProcess::Shell,
-    };
-    let runner = run(
-        &container,
-        stream,
-        options,
-        variables,
-        &cx.policy,
-        proxy,
-        first_process,
-    )
-    .await;
+    let relay = is_supervised.then(|| RelayOptions {
+        makes_directories: true,
+        ..relay_options(options, proxy)
+    });
+    let runner = run(&container, stream, options, variables, &cx.policy, relay).await;
     let runner = container.or_remove(runner).await?;
     let ownership = match spec.survives() {
         true => Ownership::Owned { kept: false },
@@ -198,30 +189,29 @@ async fn check_read_only(container: &Container) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// The first process of a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FirstProcess {
-    /// The supervisor, in a container that has not run before.
-    NewSupervisor,
-    Supervisor,
-    /// A shell; commands are execs.
-    Shell,
+/// Returns the setup of a supervisor that is a container's first process.
+fn relay_options(options: &Options, proxy: Option<ProxySettings>) -> RelayOptions {
+    let mut relay = RelayOptions::new(options.working_directory.clone());
+    relay.identity = Some(options.user);
+    relay.filters_calls = true;
+    relay.proxy = proxy;
+    relay
 }
 
-/// Runs commands by the supervisor or as execs, for as long as the stream is open.
+/// Runs commands by the supervisor that is to be set up like `relay`, or as execs beside a shell, for as long as the
+/// stream is open.
 async fn run(
     container: &Container,
     mut stream: ContainerStream,
     options: &Options,
     variables: Variables,
     policy: &Policy,
-    proxy: Option<ProxySettings>,
-    first_process: FirstProcess,
+    relay: Option<RelayOptions>,
 ) -> Result<CommandRunner, SandboxError> {
     let limits = &policy
         .limits
         .with_defaults(&container.engine.default_limits());
-    if first_process == FirstProcess::Shell {
+    let Some(relay) = relay else {
         let end = async move {
             // Dropping it ends the container.
             let _stdin = stream.stdin;
@@ -230,12 +220,7 @@ async fn run(
         return Ok(CommandRunner::exec(
             container, options, variables, limits, end,
         ));
-    }
-    let mut relay = RelayOptions::new(options.working_directory.clone());
-    relay.identity = Some(options.user);
-    relay.makes_directories = first_process == FirstProcess::NewSupervisor;
-    relay.filters_calls = true;
-    relay.proxy = proxy;
+    };
     let runner = CommandRunner::supervised(stream, relay, &variables, limits).await?;
     if policy.strictness == Strictness::Strict && !runner.has_filter() {
         let message = "the engine's kernel did not install the system call filter, which a strict policy needs";
@@ -352,20 +337,8 @@ async fn reopen(
     let proxy = spec::proxy(&cx.policy, facts.is_offline && is_supervised);
     let variables = environment::variables(&options, &image, proxy.as_ref(), &cx.policy)?;
     let stream = container.start().await?;
-    let first_process = match is_supervised {
-        true => FirstProcess::Supervisor,
-        false => FirstProcess::Shell,
-    };
-    let runner = run(
-        container,
-        stream,
-        &options,
-        variables,
-        &cx.policy,
-        proxy,
-        first_process,
-    )
-    .await?;
+    let relay = is_supervised.then(|| relay_options(&options, proxy));
+    let runner = run(container, stream, &options, variables, &cx.policy, relay).await?;
     let mut mechanisms = mechanisms(engine, &options, &runner);
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     Ok(DockerSandbox::new(
