@@ -63,13 +63,8 @@ impl ContainerFacts {
         for mount in found.mounts.iter().flatten() {
             // A tmpfs covers the volume that the image declares at its path, which is listed all the same.
             let target = mount.destination.as_deref().unwrap_or_default();
-            if facts
-                .host
-                .tmpfs
-                .iter()
-                .flatten()
-                .any(|(path, _)| path == target)
-            {
+            let tmpfs = facts.host.tmpfs.as_ref();
+            if tmpfs.is_some_and(|tmpfs| tmpfs.contains_key(target)) {
                 continue;
             }
             facts.has_writable_mounts |= mount.rw != Some(false);
