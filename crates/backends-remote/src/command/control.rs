@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::pump::{ChannelSender, CommandState, End, Progress, Pump};
+use super::pump::{ChannelSender, End, Progress, Pump};
 use super::{Order, order};
 use crate::envd::{Envd, EventStream, Fault, PROCESSES, Processes};
 use crate::shared::ActiveSandbox;
@@ -140,23 +140,14 @@ impl CommandControl {
 
     /// Reports to the caller whether the command was started.
     async fn announce(&self, started: oneshot::Sender<StartResult>) {
-        let look = |state: &CommandState| match (&state.end, state.leader) {
-            (Some(End::Refused(why)), _) => Some(Err(Ok(why.clone()))),
+        let state = self.progress.started().await;
+        let began = match (state.end, state.leader) {
+            (Some(End::Refused(why)), _) => Err(self.refused(&why)),
             (Some(End::Lost(fault)), None) if state.outer.is_none() => {
-                Some(Err(Err(Arc::clone(fault))))
+                Err(not_started(&self.active, Fault::clone(&fault)).await)
             }
-            (_, Some(leader)) => Some(Ok(Some(leader))),
-            // It has ended without having reported its start.
-            (Some(_), None) => Some(Ok(None)),
-            _ => None,
-        };
-        let began = match self.progress.wait_for(look).await {
-            Ok(leader) => Ok(leader),
-            Err(Ok(why)) => Err(self.refused(&why)),
-            Err(Err(fault)) => {
-                let fault = Fault::clone(&fault);
-                Err(not_started(&self.active, fault).await)
-            }
+            // Without a process id, it has ended before it reported its start.
+            (_, leader) => Ok(leader),
         };
         let _ = started.send(began);
     }
@@ -237,11 +228,8 @@ impl CommandControl {
     }
 
     async fn kill(&self) -> Result<(), SandboxError> {
-        let known = self
-            .progress
-            .wait_for(|state| (state.leader.is_some() || state.end.is_some()).then_some(()));
         // A command that does not report its id is found by its mark.
-        let _ = timeout(START_DEADLINE, known).await;
+        let _ = timeout(START_DEADLINE, self.progress.started()).await;
         let killed = self.order(Order::Kill).await?;
         if !killed && let Some(pid) = self.progress.outer() {
             kill_outer(&self.active.envd, pid).await;

@@ -105,6 +105,13 @@ impl Progress {
         }
     }
 
+    /// Waits until the command has reported its process id, or has ended.
+    pub(super) async fn started(&self) -> CommandState {
+        let has_started = |state: &CommandState| state.leader.is_some() || state.end.is_some();
+        self.wait_for(|state| has_started(state).then(|| state.clone()))
+            .await
+    }
+
     pub(super) fn may_lack_output(&self) -> bool {
         self.state.borrow().may_lack_output
     }
