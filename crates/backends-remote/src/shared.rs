@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::envd::{Envd, Fault, HealthError};
+use crate::envd::{Envd, Fault};
 use crate::policy::CommandLimits;
 use crate::service::Service;
 
@@ -144,17 +144,11 @@ impl ActiveSandbox {
     }
 
     async fn wait_until_gone(&self) -> String {
-        let mut failing_since = None;
         loop {
             sleep(HEARTBEAT).await;
-            match self.envd.check_health().await {
-                Ok(()) => failing_since = None,
-                Err(error) => {
-                    if is_gone(&error, &mut failing_since) {
-                        self.shared.mark_gone(&error.reason);
-                        return error.reason;
-                    }
-                }
+            if let Some(reason) = self.confirm_gone().await {
+                self.shared.mark_gone(&reason);
+                return reason;
             }
         }
     }
@@ -164,7 +158,8 @@ impl ActiveSandbox {
         let mut failing_since = None;
         loop {
             let error = self.envd.check_health().await.err()?;
-            if is_gone(&error, &mut failing_since) {
+            let since = failing_since.get_or_insert_with(Instant::now);
+            if error.is_certain || since.elapsed() >= UNREACHABLE_TIMEOUT {
                 return Some(error.reason);
             }
             sleep(RECHECK_PAUSE).await;
@@ -339,10 +334,4 @@ impl Shared {
             }
         }
     }
-}
-
-/// Returns whether a sandbox counts as gone after a failed health check; records the first one in a row.
-fn is_gone(error: &HealthError, failing_since: &mut Option<Instant>) -> bool {
-    let since = failing_since.get_or_insert_with(Instant::now);
-    error.is_certain || since.elapsed() >= UNREACHABLE_TIMEOUT
 }
