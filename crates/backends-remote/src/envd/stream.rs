@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::envelope::{Envelope, EnvelopeDecoder, encode_envelope};
 use super::{
-    Data, EndEvent, EndOfStream, Envd, Fault, PROCESSES, Started, encode, hide_token, in_time,
+    Data, EndEvent, EndOfStream, Envd, Event, Fault, PROCESSES, Started, encode, hide_token,
+    in_time,
 };
 use crate::http::RequestError;
 use crate::signals;
@@ -124,19 +125,15 @@ impl EventStream {
 
 fn parse(message: &[u8]) -> Result<Option<ProcessEvent>, Fault> {
     let invalid = |_| RequestError::new("an event is invalid");
-    let event = serde_json::from_slice::<Started<'_>>(message)
-        .map_err(invalid)?
-        .event;
-    Ok(match event {
-        super::Event {
-            start: Some(start), ..
-        } => Some(ProcessEvent::Started(start.pid)),
-        super::Event {
-            data: Some(data), ..
-        } => output(&data)?,
-        super::Event { end: Some(end), .. } => Some(ProcessEvent::Ended(exit_status(&end))),
-        _ => None,
-    })
+    let message: Started<'_> = serde_json::from_slice(message).map_err(invalid)?;
+    let Event { start, data, end } = message.event;
+    if let Some(start) = start {
+        return Ok(Some(ProcessEvent::Started(start.pid)));
+    }
+    if let Some(data) = data {
+        return output(&data);
+    }
+    Ok(end.map(|end| ProcessEvent::Ended(exit_status(&end))))
 }
 
 fn output(data: &Data<'_>) -> Result<Option<ProcessEvent>, Fault> {
