@@ -66,5 +66,5 @@ pub use self::process::DrivenProcess;
 pub use self::transport::exit_status;
 pub use self::transport::{
     InputChannel, OutputChannel, Report, Reports, StartedCommand, Transport, explain_oom_kill,
-    parse_process_list, parse_stat,
+    kind_of_message, parse_process_list, parse_stat,
 };

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, FileInfo, FileKind, PtySize,
-    SandboxError, SandboxPath, Signal,
+    SandboxError, SandboxErrorKind, SandboxPath, Signal,
 };
 use tokio::sync::mpsc;
 
@@ -220,6 +220,23 @@ pub fn parse_stat(path: SandboxPath, line: &str) -> Option<FileInfo> {
         size_bytes.parse().ok()?,
         Some(mode & 0o777),
     ))
+}
+
+/// Returns the kind of the error that a program reports with this message, in English.
+#[must_use]
+pub fn kind_of_message(message: &str) -> Option<SandboxErrorKind> {
+    let kinds = [
+        ("No space left", SandboxErrorKind::StorageFull),
+        ("Permission denied", SandboxErrorKind::PermissionDenied),
+        ("Read-only file system", SandboxErrorKind::PermissionDenied),
+        ("not permitted", SandboxErrorKind::PermissionDenied),
+        ("too long", SandboxErrorKind::InvalidInput),
+        ("No such file", SandboxErrorKind::NotFound),
+        ("File exists", SandboxErrorKind::AlreadyExists),
+        ("Not a directory", SandboxErrorKind::NotADirectory),
+    ];
+    let known = kinds.into_iter().find(|(words, _)| message.contains(words));
+    known.map(|(_, kind)| kind)
 }
 
 /// Parses a list of processes: for each its id, a space, its command line and a NUL.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bollard::container::LogOutput;
 use bollard::models::ExecConfig;
 use bytes::{Bytes, BytesMut};
+use cantle_command_driver::kind_of_message;
 use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxErrorKind};
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep, timeout};
@@ -145,21 +146,16 @@ impl Exec {
         if let Some(chunk) = self.early.pop_front() {
             return Some(Ok(chunk));
         }
-        let chunk = self.output.next().await?;
-        Some(match chunk {
-            Ok(LogOutput::StdErr { message: bytes }) => Ok(OutputChunk {
-                channel: Channel::Stderr,
-                bytes,
-            }),
-            Ok(output) => Ok(OutputChunk {
-                channel: Channel::Stdout,
-                bytes: output.into_bytes(),
-            }),
-            Err(error) => Err(request_failed(
-                "failed to read the output of a command",
-                &error,
-            )),
-        })
+        let chunk = self.output.next().await?.map(|output| {
+            let channel = match &output {
+                LogOutput::StdErr { .. } => Channel::Stderr,
+                _ => Channel::Stdout,
+            };
+            let bytes = output.into_bytes();
+            OutputChunk { channel, bytes }
+        });
+        let doing = "failed to read the output of a command";
+        Some(chunk.map_err(|error| request_failed(doing, &error)))
     }
 
     /// Like [`next`](Self::next), for a script that writes without waiting for anything.
@@ -187,27 +183,16 @@ impl Exec {
             "denied" => (SandboxErrorKind::PermissionDenied, "permission denied"),
             _ => {
                 let text = format!("{} {}", self.result, self.stderr);
-                let kind = if text.contains("No space left") {
-                    SandboxErrorKind::StorageFull
-                } else if text.contains("Permission denied")
-                    || text.contains("Read-only file system")
-                {
-                    SandboxErrorKind::PermissionDenied
-                } else if text.contains("too long") {
-                    SandboxErrorKind::InvalidInput
-                } else if text.contains("executable file not found")
-                    || text.contains("no such file")
-                {
-                    let message = format!(
-                        "{doing}: the image has no shell at /bin/sh: {}",
-                        text.trim()
-                    );
+                let (kind, text) = (kind_of_message(&text), text.trim());
+                // The engine's message about a program that it can't start.
+                let no_shell = ["executable file not found", "no such file"];
+                if kind.is_none() && no_shell.iter().any(|words| text.contains(words)) {
+                    let message = format!("{doing}: the image has no shell at /bin/sh: {text}");
                     return Err(SandboxError::unavailable(message)
                         .with_advice("Use an image with a shell."));
-                } else {
-                    SandboxErrorKind::Io
-                };
-                return Err(SandboxError::new(kind, format!("{doing}: {}", text.trim())));
+                }
+                let kind = kind.unwrap_or(SandboxErrorKind::Io);
+                return Err(SandboxError::new(kind, format!("{doing}: {text}")));
             }
         };
         Err(SandboxError::new(kind, format!("{doing}: {why}")))
@@ -292,6 +277,20 @@ mod tests {
         exec.read_result().await.unwrap();
         assert!(exec.stderr.len() <= 32 << 10 && exec.early.is_empty());
         assert!(exec.into_result("failed").is_err());
+    }
+
+    #[test]
+    fn error_has_the_kind_that_its_message_names() {
+        let kind = |stderr: &str| {
+            let mut exec = running(Box::pin(stream::empty()));
+            exec.stderr = stderr.to_owned();
+            exec.into_result("failed").map(drop).unwrap_err().kind()
+        };
+        let denied = kind("mv: cannot move 'a' to 'b': Operation not permitted");
+        assert_eq!(denied, SandboxErrorKind::PermissionDenied);
+        let no_shell = kind("exec: \"/bin/sh\": stat /bin/sh: no such file or directory");
+        assert_eq!(no_shell, SandboxErrorKind::Unavailable);
+        assert_eq!(kind("it failed"), SandboxErrorKind::Io);
     }
 
     #[tokio::test(start_paused = true)]

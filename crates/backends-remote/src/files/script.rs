@@ -1,6 +1,6 @@
 //! File operations by script.
 
-use cantle_command_driver::parse_stat;
+use cantle_command_driver::{kind_of_message, parse_stat};
 use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
 
 use crate::envd::{EventStream, Fault};
@@ -98,16 +98,6 @@ impl ActiveSandbox {
 /// Maps a script's error message to an error.
 fn failure(answer: &ScriptOutput, doing: &str) -> SandboxError {
     let reason = answer.stderr.trim();
-    let kinds = [
-        ("No such file", SandboxErrorKind::NotFound),
-        ("Permission denied", SandboxErrorKind::PermissionDenied),
-        ("not permitted", SandboxErrorKind::PermissionDenied),
-        ("File exists", SandboxErrorKind::AlreadyExists),
-        ("Not a directory", SandboxErrorKind::NotADirectory),
-        ("No space left", SandboxErrorKind::StorageFull),
-        ("too long", SandboxErrorKind::InvalidInput),
-    ];
-    let known = kinds.iter().find(|(words, _)| reason.contains(words));
-    let kind = known.map_or(SandboxErrorKind::Io, |(_, kind)| *kind);
+    let kind = kind_of_message(reason).unwrap_or(SandboxErrorKind::Io);
     SandboxError::new(kind, format!("{doing}: {reason}"))
 }
