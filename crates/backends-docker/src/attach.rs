@@ -74,8 +74,8 @@ pub(crate) async fn open(
             note,
         )
     };
-    let own = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
-    let variables = |proxy: Option<&_>| environment::variables(&options, &own, proxy, &cx.policy);
+    let own = config.env.as_deref().unwrap_or_default();
+    let variables = |proxy: Option<&_>| environment::variables(&options, own, proxy, &cx.policy);
     let container = Container {
         engine: engine.clone(),
         id: found.id.unwrap_or_else(|| name.to_owned()),

@@ -20,10 +20,11 @@ const DEFAULT_FILE: &str = ".env";
 /// Variables of every command in a sandbox.
 pub(crate) type Variables = BTreeMap<String, SecretText>;
 
-/// Merges defaults, the image's variables, those of the proxy, inherited ones and the policy's; later ones override.
+/// Merges defaults, the image's variables (`NAME=value`), those of the proxy, inherited ones and the policy's; later
+/// ones override.
 pub(crate) fn variables(
     options: &Options,
-    image: &[(String, String)],
+    image: &[String],
     proxy: Option<&ProxySettings>,
     policy: &Policy,
 ) -> Result<Variables, SandboxError> {
@@ -39,8 +40,9 @@ pub(crate) fn variables(
     ]
     .map(|(name, value)| (name.to_owned(), value.into()))
     .into();
-    let image = image.iter().filter(|(name, _)| name != "HOME");
-    variables.extend(image.map(|(name, value)| (name.clone(), value.as_str().into())));
+    let image = image.iter().filter_map(|line| line.split_once('='));
+    let image = image.filter(|(name, _)| *name != "HOME");
+    variables.extend(image.map(|(name, value)| (name.to_owned(), value.into())));
     if proxy.is_some() {
         let found = cantle_proxy::variables(cantle_proxy::PORT);
         variables.extend(
@@ -53,14 +55,6 @@ pub(crate) fn variables(
     check_environment(&policy.environment)?;
     variables.extend(policy.environment.clone());
     Ok(variables)
-}
-
-/// Splits `NAME=value` lines, as the engine lists them.
-pub(crate) fn parse_pairs(lines: &[String]) -> Vec<(String, String)> {
-    let pairs = lines.iter().filter_map(|line| line.split_once('='));
-    pairs
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
 }
 
 /// Returns the inherited variables: from this process, or else from the file.

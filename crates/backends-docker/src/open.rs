@@ -333,9 +333,9 @@ async fn reopen(
         is_supervised,
         spec::EXISTING_CONTAINER,
     )?;
-    let image = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
+    let image = config.env.as_deref().unwrap_or_default();
     let proxy = spec::proxy(&cx.policy, facts.is_offline && is_supervised);
-    let variables = environment::variables(&options, &image, proxy.as_ref(), &cx.policy)?;
+    let variables = environment::variables(&options, image, proxy.as_ref(), &cx.policy)?;
     let stream = container.start().await?;
     let relay = is_supervised.then(|| relay_options(&options, proxy));
     let runner = run(container, stream, &options, variables, &cx.policy, relay).await?;

@@ -20,7 +20,6 @@ use tokio_util::io::ReaderStream;
 
 use crate::engine::Engine;
 use crate::engine::failure::{engine_message, request_failed, status};
-use crate::environment::parse_pairs;
 
 /// The default registry's name in Docker's configuration.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
@@ -36,8 +35,8 @@ const BUILD_LINES: usize = 20;
 pub(crate) struct Image {
     /// Its digest; containers are created by it because a tag may move.
     pub(crate) id: String,
-    /// The variables of its `ENV` instructions.
-    pub(crate) environment: Vec<(String, String)>,
+    /// The variables of its `ENV` instructions, each `NAME=value`.
+    pub(crate) environment: Vec<String>,
     /// The absolute paths of its `VOLUME` instructions.
     pub(crate) volumes: Vec<String>,
     /// Whether the supervisor can run in it.
@@ -144,12 +143,11 @@ async fn inspect(engine: &Engine, name: &str) -> Result<Option<Image>, SandboxEr
 impl Image {
     fn new(engine: &Engine, found: ImageInspect) -> Self {
         let config = found.config.unwrap_or_default();
-        let variables = config.env.unwrap_or_default();
         let volumes = config.volumes.unwrap_or_default();
         let architecture = found.architecture.unwrap_or_default();
         Self {
             id: found.id.unwrap_or_default(),
-            environment: parse_pairs(&variables),
+            environment: config.env.unwrap_or_default(),
             // As the engine uses them for mounts.
             volumes: volumes
                 .iter()
