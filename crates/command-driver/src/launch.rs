@@ -63,16 +63,14 @@ impl Launch {
         let search_path = search_path.map(OsString::as_os_str).unwrap_or_default();
         let program = match &request.command {
             Command::Argv(argv) => Program::argv(argv, search_path)?,
-            Command::Shell(line) => match shell {
-                Some(shell) => Program::shell(Path::new(shell), line),
-                None => {
+            Command::Shell(line) => {
+                let shell = shell.ok_or_else(|| {
                     let message = "the sandbox has no shell";
-                    return Err(SandboxError::new(SandboxErrorKind::NotFound, message)
-                        .with_advice(
-                            "Give a program and its arguments instead of a command line.",
-                        ));
-                }
-            },
+                    SandboxError::new(SandboxErrorKind::NotFound, message)
+                        .with_advice("Give a program and its arguments instead of a command line.")
+                })?;
+                Program::shell(Path::new(shell), line)
+            }
         };
         Ok(Self {
             program,
