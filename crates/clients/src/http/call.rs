@@ -8,7 +8,7 @@ use futures_util::future::Either;
 use futures_util::{Stream, TryFutureExt as _, stream};
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
 
-use super::body::{MAX_TURN_BYTES, ResponseBody};
+use super::body::{MAX_TURN_BYTES, body_chunks, read_body};
 use super::dialect::{Dialect, TurnAssembler as _};
 use super::endpoint::Endpoint;
 use super::stream::event_stream;
@@ -26,17 +26,16 @@ async fn open<D: Dialect>(
     // Frees the messages while the model answers.
     drop(request);
     let headers = std::mem::take(response.headers_mut());
-    let body = ResponseBody::new(response, MAX_TURN_BYTES, endpoint.timeouts.idle);
+    let body = body_chunks(response, MAX_TURN_BYTES, endpoint.timeouts.idle);
     if endpoint.stream && !is_single_body(&headers) {
         return Ok(Either::Left(event_stream(body, headers, endpoint)));
     }
-    let mut bytes = body.read().await?;
+    let mut bytes = read_body(body).await?;
     replace_lone_surrogates(&mut bytes);
     let mut assembler = endpoint.dialect.assembler();
     let read = assembler.read_body(&endpoint.errors, &headers, &bytes);
-    let usage = assembler.usage();
-    let events = read.and_then(|()| assembler.finish(&headers));
-    let events = events.map_err(|error| error.with_usage(usage))?;
+    read.map_err(|error| error.with_usage(assembler.usage()))?;
+    let events = assembler.finish(&headers)?;
     Ok(Either::Right(stream::iter(events.into_iter().map(Ok))))
 }
 

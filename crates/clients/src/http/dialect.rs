@@ -114,9 +114,11 @@ pub trait TurnAssembler: Default + Send {
 
     /// Returns the complete blocks, followed by [`ChatEvent::Finished`].
     ///
-    /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
+    /// Fails with [`LlmErrorKind::Interrupted`] and the usage so far if the response is incomplete.
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
-        let (mut blocks, mut end) = self.into_turn(headers)?;
+        let usage = self.usage();
+        let turn = self.into_turn(headers);
+        let (mut blocks, mut end) = turn.map_err(|error| error.with_usage(usage))?;
         let mut ids = ToolCallIds::default();
         for block in &mut blocks {
             if let AssistantBlock::ToolCall(call) = block {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::HttpClientBuilder;
-use super::body::ResponseBody;
+use super::body::{body_chunks, read_body};
 use super::builder::{authorized, display_url, endpoint_url, http_client};
 use super::dialect::{Dialect, bearer_token};
 use super::errors::ErrorContext;
@@ -50,8 +50,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
             let response = http.get(url).send().await;
             let response = response.map_err(|error| errors.request_failed(error))?;
             let (status, headers) = (response.status(), response.headers().clone());
-            let body = ResponseBody::new(response, MAX_LIST_BYTES, TIMEOUT);
-            let body = body.read().await?;
+            let body = read_body(body_chunks(response, MAX_LIST_BYTES, TIMEOUT)).await?;
             if !status.is_success() {
                 return Err(errors.status_error(status.as_u16(), &headers, &body));
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::llm::{ChatEvent, LlmError};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, TryStreamExt as _, stream};
 use reqwest::header::HeaderMap;
 use tokio::time::timeout;
 
@@ -22,7 +22,7 @@ const END_OF_BODY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Reads the events of a streamed response.
 pub(super) fn event_stream<D: Dialect>(
-    body: impl BodyChunks,
+    body: BodyChunks,
     headers: HeaderMap,
     endpoint: Arc<Endpoint<D>>,
 ) -> impl Stream<Item = Result<ChatEvent, LlmError>> {
@@ -35,41 +35,37 @@ pub(super) fn event_stream<D: Dialect>(
         endpoint,
         ready: VecDeque::new(),
     };
-    stream::unfold(reader, |mut reader| async {
+    stream::try_unfold(reader, |mut reader| async {
         let event = reader.next().await?;
-        Some((event, reader))
+        Ok(event.map(|event| (event, reader)))
     })
 }
 
-struct EventReader<D: Dialect, B> {
-    body: B,
+struct EventReader<D: Dialect> {
+    body: BodyChunks,
     parser: EventParser,
     pairs: SplitPairs,
     headers: HeaderMap,
     endpoint: Arc<Endpoint<D>>,
-    /// `None` after the end or an error.
+    /// `None` after the end.
     assembler: Option<D::Assembler>,
     /// Events to emit before more of the body is read.
     ready: VecDeque<ChatEvent>,
 }
 
-impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
-    async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
+impl<D: Dialect> EventReader<D> {
+    async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
         while self.ready.is_empty() {
-            let mut assembler = self.assembler.take()?;
-            match self.advance(&mut assembler).await {
-                Ok(ControlFlow::Continue(())) => self.assembler = Some(assembler),
-                Ok(ControlFlow::Break(())) => {
-                    let usage = assembler.usage();
-                    match assembler.finish(&self.headers) {
-                        Ok(events) => self.ready.extend(events),
-                        Err(error) => return Some(Err(error.with_usage(usage))),
-                    }
-                }
-                Err(error) => return Some(Err(error.with_usage(assembler.usage()))),
+            let Some(mut assembler) = self.assembler.take() else {
+                return Ok(None);
+            };
+            let advanced = self.advance(&mut assembler).await;
+            match advanced.map_err(|error| error.with_usage(assembler.usage()))? {
+                ControlFlow::Continue(()) => self.assembler = Some(assembler),
+                ControlFlow::Break(()) => self.ready.extend(assembler.finish(&self.headers)?),
             }
         }
-        self.ready.pop_front().map(Ok)
+        Ok(self.ready.pop_front())
     }
 
     /// Reads up to the next event with deltas, or one chunk. Breaks at the end of the response.
@@ -89,14 +85,14 @@ impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
             };
             if is_last {
                 // The turn is complete even if this fails.
-                let _ = timeout(END_OF_BODY_TIMEOUT, self.body.chunk()).await;
+                let _ = timeout(END_OF_BODY_TIMEOUT, self.body.try_next()).await;
                 return Ok(ControlFlow::Break(()));
             }
             if !self.ready.is_empty() {
                 return Ok(ControlFlow::Continue(()));
             }
         }
-        match self.body.chunk().await? {
+        match self.body.try_next().await? {
             Some(chunk) => {
                 self.parser.push(&chunk);
                 Ok(ControlFlow::Continue(()))

@@ -4,18 +4,12 @@ use bytes::Bytes;
 use cantle_core::llm::{ChatEvent, Fold, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use reqwest::header::HeaderMap;
 
-use super::{BodyChunks, event_stream};
+use super::event_stream;
 use crate::chat::ChatClient;
 use crate::http::testing::reasoning;
-
-impl<S: Stream<Item = Result<Bytes, LlmError>> + Send + Unpin> BodyChunks for S {
-    async fn chunk(&mut self) -> Result<Option<Bytes>, LlmError> {
-        self.next().await.transpose()
-    }
-}
 
 /// OpenAI's stream format, with two-byte characters, a comment and CRLF line endings.
 const RECORDED: &str = concat!(
@@ -39,7 +33,7 @@ async fn decode(chunks: Chunks) -> (Vec<ChatEvent>, Option<LlmError>) {
         .build()
         .unwrap();
     let stream = event_stream(
-        stream::iter(chunks),
+        Box::pin(stream::iter(chunks)),
         HeaderMap::new(),
         Arc::clone(&client.endpoint),
     );
@@ -298,7 +292,11 @@ async fn a_body_that_stays_open_does_not_delay_the_turn() {
         .build()
         .unwrap();
     let chunks = stream::iter([chunk(RECORDED.as_bytes())]).chain(stream::pending());
-    let stream = event_stream(chunks, HeaderMap::new(), Arc::clone(&client.endpoint));
+    let stream = event_stream(
+        Box::pin(chunks),
+        HeaderMap::new(),
+        Arc::clone(&client.endpoint),
+    );
     let events: Vec<_> = stream.map(Result::unwrap).collect().await;
     assert!(matches!(events.last(), Some(ChatEvent::Finished(_))));
 }
