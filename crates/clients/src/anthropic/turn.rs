@@ -7,7 +7,7 @@ use cantle_core::llm::{ChatEvent, LlmError, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::wire::{
     BlockDelta, ContentBlock, MessageResponse, MessageStreamEvent, MessageUsage, ToolUseInput,
@@ -18,37 +18,23 @@ use crate::sse::Event;
 /// An incomplete turn.
 #[derive(Debug, Default)]
 pub struct AnthropicAssembler {
-    /// The blocks with their indices in the stream.
-    blocks: Vec<(u64, PendingContent)>,
+    blocks: Vec<PendingBlock>,
     model: Option<String>,
     stop_reason: Option<String>,
     usage: Option<MessageUsage>,
 }
 
-/// The content of an incomplete block.
+/// An incomplete block.
 #[derive(Debug)]
-enum PendingContent {
-    Text(String),
-    Thinking {
-        content: String,
-        signature: String,
-    },
-    Redacted(String),
-    Call {
-        /// Position among the turn's calls.
-        position: usize,
-        id: String,
-        name: String,
-        /// Concatenated deltas of the input.
-        deltas: String,
-        /// Complete input, used if there are no deltas.
-        input: String,
-    },
-    /// A block of unknown type, with the deltas of its input.
-    Opaque {
-        block: Value,
-        deltas: String,
-    },
+struct PendingBlock {
+    /// Index in the stream.
+    index: u64,
+    /// Number of tool calls before it.
+    position: usize,
+    /// The block without the deltas of its input. Thinking may lack its signature.
+    block: AssistantBlock,
+    /// Concatenated deltas of the input, which replace it.
+    input: String,
 }
 
 impl TurnAssembler for AnthropicAssembler {
@@ -67,9 +53,9 @@ impl TurnAssembler for AnthropicAssembler {
             return Err(invalid("it has no stop reason"));
         }
         for (index, block) in (0..).zip(content) {
-            let content = self.start_block(block.get());
-            let content = content.map_err(|error| invalid(&error.to_string()))?;
-            self.blocks.push((index, content));
+            let block = self.start_block(index, block.get());
+            let block = block.map_err(|error| invalid(&error.to_string()))?;
+            self.blocks.push(block);
         }
         self.model = message.model;
         self.stop_reason = message.stop_reason;
@@ -92,18 +78,18 @@ impl TurnAssembler for AnthropicAssembler {
                 index,
                 content_block,
             } => {
-                let content = self.start_block(&content_block.to_string());
-                let content = content.map_err(|error| errors.unreadable_event(event, &error))?;
-                deltas.extend(content.first_delta());
-                self.blocks.push((index, content));
+                let block = self.start_block(index, &content_block.to_string());
+                let block = block.map_err(|error| errors.unreadable_event(event, &error))?;
+                deltas.extend(block.first_delta());
+                self.blocks.push(block);
             }
             MessageStreamEvent::ContentBlockDelta { index, delta } => {
                 let mut blocks = self.blocks.iter_mut().rev();
-                let Some((_, content)) = blocks.find(|(at, _)| *at == index) else {
+                let Some(block) = blocks.find(|block| block.index == index) else {
                     let message = "the server sent a delta for a block that it did not start";
                     return Err(errors.protocol(message));
                 };
-                deltas.extend(content.add(delta));
+                deltas.extend(block.add(delta));
             }
             MessageStreamEvent::MessageDelta { delta, usage } => {
                 self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
@@ -129,11 +115,11 @@ impl TurnAssembler for AnthropicAssembler {
         self.usage.map(MessageUsage::to_token_usage)
     }
 
-    fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+    fn into_turn(self) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
         let stop_reason = self.stop_reason.ok_or_else(incomplete_response)?;
         let usage = self.usage.map(MessageUsage::to_token_usage);
         let blocks = self.blocks.into_iter();
-        let blocks = blocks.filter_map(|(_, content)| content.into_block());
+        let blocks = blocks.filter_map(PendingBlock::into_block);
         let mut end = TurnEnd::new(parse_stop_reason(&stop_reason)?, usage);
         end.served_by = self.model;
         Ok((blocks.collect(), end))
@@ -142,49 +128,49 @@ impl TurnAssembler for AnthropicAssembler {
 
 impl AnthropicAssembler {
     /// Creates a pending block from its JSON.
-    fn start_block(&self, block: &str) -> Result<PendingContent, serde_json::Error> {
-        Ok(match serde_json::from_str(block)? {
-            ContentBlock::Text { text } => PendingContent::Text(text),
-            ContentBlock::Thinking {
-                thinking,
-                signature,
-            } => PendingContent::Thinking {
-                content: thinking,
-                signature: signature.unwrap_or_default(),
+    fn start_block(&self, index: u64, json: &str) -> Result<PendingBlock, serde_json::Error> {
+        let is_call = |it: &&PendingBlock| matches!(it.block, AssistantBlock::ToolCall(_));
+        Ok(PendingBlock {
+            index,
+            position: self.blocks.iter().filter(is_call).count(),
+            block: match serde_json::from_str(json)? {
+                ContentBlock::Text { text } => AssistantBlock::text(text),
+                ContentBlock::Thinking {
+                    thinking: content,
+                    signature,
+                } => AssistantBlock::SignedReasoning {
+                    signature: signature.unwrap_or_default(),
+                    content,
+                },
+                ContentBlock::RedactedThinking { data } => {
+                    AssistantBlock::RedactedReasoning { data }
+                }
+                ContentBlock::ToolUse { id, name } => {
+                    let input = serde_json::from_str::<ToolUseInput<'_>>(json)?.text();
+                    AssistantBlock::ToolCall(ToolCall::new(Some(id), name, input))
+                }
+                ContentBlock::Unknown => AssistantBlock::Opaque {
+                    data: serde_json::from_str::<Value>(json)?.to_string(),
+                },
             },
-            ContentBlock::RedactedThinking { data } => PendingContent::Redacted(data),
-            ContentBlock::ToolUse { id, name } => PendingContent::Call {
-                position: self.call_count(),
-                id,
-                name,
-                deltas: String::new(),
-                input: serde_json::from_str::<ToolUseInput<'_>>(block)?.text(),
-            },
-            ContentBlock::Unknown => PendingContent::Opaque {
-                block: serde_json::from_str(block)?,
-                deltas: String::new(),
-            },
+            input: String::new(),
         })
-    }
-
-    fn call_count(&self) -> usize {
-        let contents = self.blocks.iter().map(|(_, content)| content);
-        let is_call = |content: &&PendingContent| matches!(content, PendingContent::Call { .. });
-        contents.filter(is_call).count()
     }
 }
 
-impl PendingContent {
+impl PendingBlock {
     /// Returns the first delta of a new block, if any.
     fn first_delta(&self) -> Option<ChatEvent> {
-        match self {
-            Self::Text(text) if !text.is_empty() => Some(ChatEvent::TextDelta(text.clone())),
-            Self::Thinking { content, .. } if !content.is_empty() => {
+        match &self.block {
+            AssistantBlock::Text { text, .. } if !text.is_empty() => {
+                Some(ChatEvent::TextDelta(text.clone()))
+            }
+            AssistantBlock::SignedReasoning { content, .. } if !content.is_empty() => {
                 Some(ChatEvent::ReasoningDelta(content.clone()))
             }
-            Self::Call { position, name, .. } => Some(ChatEvent::ToolCallDelta {
-                index: *position,
-                name: Some(name.clone()),
+            AssistantBlock::ToolCall(call) => Some(ChatEvent::ToolCallDelta {
+                index: self.position,
+                name: Some(call.name.clone()),
                 arguments: String::new(),
             }),
             _ => None,
@@ -193,35 +179,33 @@ impl PendingContent {
 
     /// Appends a delta and returns its event. Deltas of another block type are ignored.
     fn add(&mut self, delta: BlockDelta) -> Option<ChatEvent> {
-        match (self, delta) {
-            (Self::Text(text), BlockDelta::Text { text: delta }) => {
+        match (&mut self.block, delta) {
+            (AssistantBlock::Text { text, .. }, BlockDelta::Text { text: delta }) => {
                 text.push_str(&delta);
                 (!delta.is_empty()).then_some(ChatEvent::TextDelta(delta))
             }
-            (Self::Thinking { content, .. }, BlockDelta::Thinking { thinking }) => {
+            (
+                AssistantBlock::SignedReasoning { content, .. },
+                BlockDelta::Thinking { thinking },
+            ) => {
                 content.push_str(&thinking);
                 Some(ChatEvent::ReasoningDelta(thinking))
             }
-            (Self::Thinking { signature, .. }, BlockDelta::Signature { signature: delta }) => {
+            (
+                AssistantBlock::SignedReasoning { signature, .. },
+                BlockDelta::Signature { signature: delta },
+            ) => {
                 signature.push_str(&delta);
                 None
             }
-            (
-                Self::Call {
-                    position, deltas, ..
-                },
-                BlockDelta::InputJson { partial_json },
-            ) => {
-                deltas.push_str(&partial_json);
-                Some(ChatEvent::ToolCallDelta {
-                    index: *position,
+            (block, BlockDelta::InputJson { partial_json }) => {
+                self.input.push_str(&partial_json);
+                let is_call = matches!(block, AssistantBlock::ToolCall(_));
+                is_call.then_some(ChatEvent::ToolCallDelta {
+                    index: self.position,
                     name: None,
                     arguments: partial_json,
                 })
-            }
-            (Self::Opaque { deltas, .. }, BlockDelta::InputJson { partial_json }) => {
-                deltas.push_str(&partial_json);
-                None
             }
             _ => None,
         }
@@ -229,40 +213,26 @@ impl PendingContent {
 
     /// Returns the block; `None` for an empty text.
     fn into_block(self) -> Option<AssistantBlock> {
-        Some(match self {
-            Self::Text(text) if text.is_empty() => return None,
-            Self::Text(text) => AssistantBlock::text(text),
-            // Reasoning without a signature cannot be sent back.
-            Self::Thinking { content, signature } if signature.is_empty() => {
-                AssistantBlock::Reasoning { content }
+        match self.block {
+            AssistantBlock::Text { text, .. } if text.is_empty() => None,
+            AssistantBlock::ToolCall(mut call) if !self.input.is_empty() => {
+                call.arguments = self.input;
+                Some(AssistantBlock::ToolCall(call))
             }
-            Self::Thinking { content, signature } => {
-                AssistantBlock::SignedReasoning { signature, content }
-            }
-            Self::Redacted(data) => AssistantBlock::RedactedReasoning { data },
-            Self::Call {
-                id,
-                name,
-                deltas,
-                input,
-                ..
-            } => {
-                let arguments = if deltas.is_empty() { input } else { deltas };
-                AssistantBlock::ToolCall(ToolCall::new(Some(id), name, arguments))
-            }
-            Self::Opaque { mut block, deltas } => {
-                if let (Ok(input), Some(fields)) = (
-                    serde_json::from_str::<Value>(&deltas),
-                    block.as_object_mut(),
-                ) {
-                    fields.insert("input".to_owned(), input);
-                }
-                AssistantBlock::Opaque {
-                    data: block.to_string(),
-                }
-            }
-        })
+            AssistantBlock::Opaque { data } => Some(AssistantBlock::Opaque {
+                data: with_input(&data, &self.input).unwrap_or(data),
+            }),
+            block => Some(block),
+        }
     }
+}
+
+/// Returns the JSON of a block with this input; `None` if that is no JSON.
+fn with_input(block: &str, input: &str) -> Option<String> {
+    let input = serde_json::from_str(input).ok()?;
+    let mut fields: Map<String, Value> = serde_json::from_str(block).ok()?;
+    fields.insert("input".to_owned(), input);
+    Some(Value::Object(fields).to_string())
 }
 
 fn parse_stop_reason(reason: &str) -> Result<StopReason, LlmError> {

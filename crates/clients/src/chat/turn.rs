@@ -34,6 +34,9 @@ pub struct ChatAssembler {
     logprobs: Map<String, Value>,
     /// Whether the turn came as a complete body, which may lack a stop reason.
     is_complete: bool,
+    /// The cost of a complete body from LiteLLM's header. In a streamed response, LiteLLM sends the header before the
+    /// cost is known.
+    header_cost: Option<f64>,
 }
 
 /// An incomplete tool call.
@@ -67,6 +70,7 @@ impl TurnAssembler for ChatAssembler {
             return Err(error);
         }
         self.is_complete = true;
+        self.header_cost = litellm_cost(headers);
         self.model = completion.model;
         self.finish_reason = choice.finish_reason.take().filter(|r| !r.is_empty());
         self.add_logprobs(choice.logprobs.take());
@@ -120,19 +124,14 @@ impl TurnAssembler for ChatAssembler {
         self.usage.as_ref().map(ChatUsage::to_token_usage)
     }
 
-    fn into_turn(
-        mut self,
-        headers: &HeaderMap,
-    ) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+    fn into_turn(mut self) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
         if self.finish_reason.is_none() && !self.is_complete {
             return Err(incomplete_response());
         }
-        // In a streamed response, LiteLLM sends the header before the cost is known.
-        let litellm_cost = litellm_cost(headers).filter(|_| self.is_complete);
         let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
         let mut end = TurnEnd::new(stop, self.usage());
         let cost = self.usage.as_ref().and_then(|usage| usage.cost.usd());
-        end.cost_usd = cost.or(litellm_cost);
+        end.cost_usd = cost.or(self.header_cost);
         if !self.logprobs.is_empty() {
             let logprobs = std::mem::take(&mut self.logprobs).into();
             end.extra.insert("logprobs".to_owned(), logprobs);
@@ -303,15 +302,6 @@ impl ChatAssembler {
 
     fn into_blocks(self) -> Vec<AssistantBlock> {
         let mut blocks = self.thinking;
-        for block in &mut blocks {
-            // Reasoning without a signature cannot be sent back.
-            if let AssistantBlock::SignedReasoning { signature, content } = block
-                && signature.is_empty()
-            {
-                let content = std::mem::take(content);
-                *block = AssistantBlock::Reasoning { content };
-            }
-        }
         // Thinking blocks repeat the reasoning, unless all are redacted.
         let is_redacted = |block| matches!(block, &AssistantBlock::RedactedReasoning { .. });
         if !self.reasoning.is_empty() && blocks.iter().all(is_redacted) {

@@ -110,19 +110,25 @@ pub trait TurnAssembler: Default + Send {
     /// Returns the blocks of the turn and its end, in which the model is that of the body.
     ///
     /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
-    fn into_turn(self, headers: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError>;
+    fn into_turn(self) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError>;
 
     /// Returns the complete blocks, followed by [`ChatEvent::Finished`].
     ///
     /// Fails with [`LlmErrorKind::Interrupted`] and the usage so far if the response is incomplete.
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
         let usage = self.usage();
-        let turn = self.into_turn(headers);
+        let turn = self.into_turn();
         let (mut blocks, mut end) = turn.map_err(|error| error.with_usage(usage))?;
         let mut ids = ToolCallIds::default();
         for block in &mut blocks {
-            if let AssistantBlock::ToolCall(call) = block {
-                ids.make_unique(call);
+            match block {
+                AssistantBlock::ToolCall(call) => ids.make_unique(call),
+                // Reasoning without a signature cannot be sent back.
+                AssistantBlock::SignedReasoning { signature, content } if signature.is_empty() => {
+                    let content = std::mem::take(content);
+                    *block = AssistantBlock::Reasoning { content };
+                }
+                _ => {}
             }
         }
         // LiteLLM's body repeats the requested name; its header has that of the model that answered.

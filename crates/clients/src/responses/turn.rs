@@ -221,7 +221,7 @@ impl TurnAssembler for ResponsesAssembler {
         self.usage.as_ref().map(ResponseUsage::to_token_usage)
     }
 
-    fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+    fn into_turn(self) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
         let end = self.end.ok_or_else(incomplete_response)?;
         Ok((self.items.into_values().flatten().collect(), end))
     }
