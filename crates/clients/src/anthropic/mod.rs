@@ -164,19 +164,20 @@ impl WireProtocol for Anthropic {
     }
 
     fn headers(&self) -> HeaderMap {
-        let version = HeaderValue::from_static(VERSION);
-        HeaderMap::from_iter([(HeaderName::from_static("anthropic-version"), version)])
+        let header = |name, value| {
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )
+        };
+        let version = header("anthropic-version", VERSION);
+        let drops_thinking = self.drops_thinking.load(Ordering::Relaxed);
+        let beta = drops_thinking.then(|| header("anthropic-beta", THINKING_BINDING_BETA));
+        HeaderMap::from_iter([version].into_iter().chain(beta))
     }
 
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
         ("x-api-key", key.expose().to_owned())
-    }
-
-    fn feature_headers(&self) -> HeaderMap {
-        let is_used = self.drops_thinking.load(Ordering::Relaxed);
-        let beta = HeaderValue::from_static(THINKING_BINDING_BETA);
-        let beta = is_used.then_some((HeaderName::from_static("anthropic-beta"), beta));
-        HeaderMap::from_iter(beta)
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {

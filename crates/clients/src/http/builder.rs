@@ -187,8 +187,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let is_vendor = settings.base_url.starts_with(D::BASE_URL);
         model.reports_cost = dialect.reports_cost().or(is_vendor.then_some(false));
 
-        let mut headers = dialect.headers();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let json = HeaderValue::from_static("application/json");
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
         let headers = authorized(headers, key.as_ref().map(|key| dialect.authorization(key)))?;
         let proxy = proxy_for(&url)?;
         let http = http_client(&url, headers, self.timeouts.connect, proxy.as_ref())?;

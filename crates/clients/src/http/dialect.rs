@@ -43,13 +43,8 @@ pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
     /// Validates the options.
     fn new(options: Self::Options, settings: &ClientSettings) -> Result<Self, LlmError>;
 
-    /// Returns the headers of every request except authorization.
+    /// Returns the dialect's headers of the next request, except authorization.
     fn headers(&self) -> HeaderMap {
-        HeaderMap::new()
-    }
-
-    /// Returns further headers of the next request, for optional features that it uses.
-    fn feature_headers(&self) -> HeaderMap {
         HeaderMap::new()
     }
 

@@ -42,7 +42,7 @@ impl<D: Dialect> Endpoint<D> {
     }
 
     async fn send(&self, body: Vec<u8>) -> Result<Response, LlmError> {
-        let headers = self.dialect.feature_headers();
+        let headers = self.dialect.headers();
         let request = self.http.post(self.url.clone()).headers(headers);
         let request = request.body(body).send();
         let Ok(response) = timeout(self.timeouts.first_byte, request).await else {
