@@ -15,8 +15,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::{
-    call_arguments, call_name, check_image_type, content_parts, encode_list, unencodable,
-    unsupported_block,
+    call_arguments, call_name, check_image_type, content_parts, encode_list, marked_inputs,
+    unencodable, unsupported_block,
 };
 
 /// The encoding of messages and tools does not depend on client options.
@@ -69,7 +69,8 @@ pub(super) fn body(params: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmE
         body.push(b"]");
     }
     body.push(b",\"messages\":[");
-    let marked = marked_entries(&entries);
+    // Thinking blocks cannot have marks, so only user messages are marked.
+    let marked = marked_inputs(&entries, |(role, _)| *role == "user");
     let mut previous = None;
     for (index, &(role, blocks)) in entries.iter().enumerate() {
         if previous == Some(role) {
@@ -96,16 +97,6 @@ fn push_blocks<'a>(body: &mut Vec<&'a [u8]>, blocks: &'a [u8], marked: bool) {
         Some((_, start)) if marked => body.extend([start, MARKED_END]),
         _ => body.push(blocks),
     }
-}
-
-/// Returns the indices of entries with a cache mark: the last one, and the last one of the previous
-/// request. Thinking blocks cannot have marks, so only user messages are marked.
-fn marked_entries(entries: &[(&str, &Bytes)]) -> [Option<usize>; 2] {
-    let last_of_user =
-        |entries: &[(&str, &Bytes)]| entries.iter().rposition(|(role, _)| *role == "user");
-    let latest_turn = entries.iter().rposition(|(role, _)| *role == "assistant");
-    let previous = latest_turn.and_then(|turn| last_of_user(entries.get(..turn)?));
-    [last_of_user(entries), previous]
 }
 
 fn encode_tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::content::{ChatContentPart, add_text, media_part, parts, thinking_part};
 use super::server::{Server, ServerQuirks, SignatureField};
 use crate::http::{
-    call_arguments, call_name, encode_list, supports_strict_mode, unsupported_block,
+    call_arguments, call_name, encode_list, marked_inputs, supports_strict_mode, unsupported_block,
 };
 
 /// End of a message with a cache mark on its last part.
@@ -117,19 +117,13 @@ impl ChatEncoder {
             return [None; 3];
         }
         let is_input = |message: &SharedMessage| !matches!(&**message, Message::Assistant(_));
-        let latest_turn = messages.iter().rposition(|message| !is_input(message));
-        let previous =
-            latest_turn.and_then(|turn| messages.get(..turn)?.iter().rposition(is_input));
+        let [last, previous] = marked_inputs(messages, is_input);
         let is_not_system = |message: &SharedMessage| !matches!(&**message, Message::System(_));
         let system = messages
             .iter()
             .position(is_not_system)
             .unwrap_or(messages.len());
-        [
-            system.checked_sub(1),
-            previous,
-            messages.iter().rposition(is_input),
-        ]
+        [system.checked_sub(1), previous, last]
     }
 
     fn encode_message(&self, message: &SharedMessage) -> Result<Bytes, LlmError> {

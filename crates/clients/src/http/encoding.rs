@@ -67,6 +67,17 @@ pub(crate) fn call_name(name: &str) -> Cow<'_, str> {
     name.map(|c| if is_allowed(c) { c } else { '_' }).collect()
 }
 
+/// Returns the indices of the messages after which a prompt cache is marked: the last input, and the last input of the
+/// previous request.
+pub(crate) fn marked_inputs<T>(
+    messages: &[T],
+    is_input: impl Fn(&T) -> bool,
+) -> [Option<usize>; 2] {
+    let latest_turn = messages.iter().rposition(|message| !is_input(message));
+    let previous = latest_turn.and_then(|turn| messages.get(..turn)?.iter().rposition(&is_input));
+    [messages.iter().rposition(is_input), previous]
+}
+
 /// Encodes values as JSON, separated by commas and without enclosing brackets.
 pub(crate) fn encode_list<T: Serialize>(
     values: impl IntoIterator<Item = T>,

@@ -37,7 +37,9 @@ pub use self::dialect::Dialect;
 pub(crate) use self::dialect::{
     TurnAssembler, WireProtocol, bearer_token, incomplete_response, unencodable,
 };
-pub(crate) use self::encoding::{call_arguments, call_name, content_parts, encode_list};
+pub(crate) use self::encoding::{
+    call_arguments, call_name, content_parts, encode_list, marked_inputs,
+};
 use self::endpoint::Endpoint;
 pub(crate) use self::errors::{ErrorContext, filled_window};
 pub(crate) use self::media::{check_image_type, data_url, unsupported_block, unsupported_media};
