@@ -45,11 +45,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
                 model,
                 base_url: D::BASE_URL.to_owned(),
                 stream: true,
-                max_output_tokens: None,
-                context_window: None,
-                reasoning_effort: None,
-                temperature: None,
-                extra: Map::new(),
+                ..ClientSettings::default()
             },
             api_key: None,
             input_modalities: None,

@@ -4,7 +4,7 @@ use cantle_core::llm::{LlmError, LlmErrorKind};
 use serde_json::{Map, Value};
 
 /// Builder settings that all dialects share.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ClientSettings {
     /// The provider's name for the model.
     pub model: String,
