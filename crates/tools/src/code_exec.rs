@@ -25,7 +25,6 @@ use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
 pub use self::allowed::InvalidPattern;
-use self::refusal::CommandRefusal;
 
 const NAME: &str = "code_exec";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -259,10 +258,9 @@ impl RunCommand {
         }
     }
 
-    fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, CommandRefusal> {
-        if let Some(refusal) = CommandRefusal::for_text(&params.cmd) {
-            return Err(refusal);
-        }
+    /// Returns the request for a command, or its refusal.
+    fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, String> {
+        refusal::check_text(&params.cmd)?;
         let request = match &self.configuration.allowed {
             Some(allowed) => SpawnRequest::argv(allowed.argv(&params.cmd)?),
             None => SpawnRequest::shell(params.cmd),
@@ -345,7 +343,9 @@ impl Tool for RunCommand {
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let request = match self.request(params, &cx) {
             Ok(request) => request,
-            Err(refusal) => return Ok(refusal.into()),
+            Err(refusal) => {
+                return Ok(ToolOutput::failure(refusal).with_metadata(Metadata::uses(1)));
+            }
         };
         let (mut stdout, mut stderr) = (Utf8Decoder::default(), Utf8Decoder::default());
         let mut output = self

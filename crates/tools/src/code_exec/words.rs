@@ -7,14 +7,14 @@ use std::borrow::Cow;
 use std::iter::Peekable;
 use std::str::Chars;
 
-use super::refusal::CommandRefusal;
+use super::refusal;
 
-/// Splits a command line into at least one word.
-pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
+/// Splits a command line into at least one word, or returns its refusal.
+pub(super) fn split(line: &str) -> Result<Vec<String>, String> {
     let line = trim(line);
     if let Some(name) = assignment(line) {
-        return Err(CommandRefusal::not_allowed(
-            format!("The command begins with the assignment of `{name}`."),
+        return Err(refusal::not_allowed(
+            &format!("The command begins with the assignment of `{name}`."),
             "There is no shell, so variables can't be set: give values as arguments, or quote the \
              word if it is a program's name.",
         ));
@@ -30,7 +30,7 @@ pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
     }
     if words.is_empty() {
         // Only a line continuation.
-        return Err(CommandRefusal::invalid(
+        return Err(refusal::invalid(
             "The command has no word.",
             "Give a command, for example `ls -la`.",
         ));
@@ -51,7 +51,7 @@ fn trim(line: &str) -> &str {
 }
 
 /// Returns the next word; `None` for a line continuation.
-fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, CommandRefusal> {
+fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, String> {
     let mut word = None::<String>;
     while let Some(character) = characters.peek().copied() {
         if is_blank(character) {
@@ -68,7 +68,7 @@ fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, CommandR
                 Some('\n') => {}
                 Some(escaped) => word.get_or_insert_default().push(escaped),
                 None => {
-                    return Err(CommandRefusal::invalid(
+                    return Err(refusal::invalid(
                         "The command ends with a backslash.",
                         "Leave it out, or put single quotes around it if it is meant as text.",
                     ));
@@ -80,10 +80,7 @@ fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, CommandR
     Ok(word)
 }
 
-fn single_quoted(
-    characters: &mut Peekable<Chars<'_>>,
-    word: &mut String,
-) -> Result<(), CommandRefusal> {
+fn single_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), String> {
     for character in characters {
         match character {
             '\'' => return Ok(()),
@@ -93,10 +90,7 @@ fn single_quoted(
     Err(unclosed("single"))
 }
 
-fn double_quoted(
-    characters: &mut Peekable<Chars<'_>>,
-    word: &mut String,
-) -> Result<(), CommandRefusal> {
+fn double_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), String> {
     while let Some(character) = characters.next() {
         match character {
             '"' => return Ok(()),
@@ -112,9 +106,9 @@ fn double_quoted(
     Err(unclosed("double"))
 }
 
-fn unclosed(quote: &str) -> CommandRefusal {
-    CommandRefusal::invalid(
-        format!("A {quote} quote is opened and not closed."),
+fn unclosed(quote: &str) -> String {
+    refusal::invalid(
+        &format!("A {quote} quote is opened and not closed."),
         "Close it, or put the other kind of quotes around a quote that is meant as text.",
     )
 }
@@ -124,7 +118,7 @@ fn is_blank(character: char) -> bool {
 }
 
 /// Returns the refusal of an unquoted operator character.
-fn operator(character: char) -> Option<CommandRefusal> {
+fn operator(character: char) -> Option<String> {
     let advice = match character {
         ';' | '\n' => "Give one command per call.",
         '&' => {
@@ -150,7 +144,7 @@ fn operator(character: char) -> Option<CommandRefusal> {
     };
     let details = format!("{shown} outside of quotes: commands are run without a shell.");
     let advice = format!("{advice} Put quotes around it if it is meant as text.");
-    Some(CommandRefusal::not_allowed(details, advice))
+    Some(refusal::not_allowed(&details, &advice))
 }
 
 /// Returns the variable of a leading assignment.

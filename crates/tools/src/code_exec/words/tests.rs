@@ -67,7 +67,7 @@ fn shell_syntax_is_refused_with_advice() {
     ];
     let refused = lines.map(|line| match split(line) {
         Ok(words) => panic!("{line:?} was taken as {words:?}"),
-        Err(refusal) => format!("{line:?}\n{}", refusal.text()),
+        Err(refusal) => format!("{line:?}\n{refusal}"),
     });
     insta::assert_snapshot!(refused.join("\n"));
 }
