@@ -188,35 +188,34 @@ impl MediaError {
 
 /// Media in the history's JSON: `{"kind": "image_content_block", "data": "<base64>"}`.
 #[derive(Serialize, Deserialize)]
-#[serde(tag = "kind")]
-enum MediaJson<T> {
+struct MediaJson<T> {
+    #[serde(with = "BlockKind")]
+    kind: MediaKind,
+    data: T,
+}
+
+/// Names of the kinds in the history's JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MediaKind")]
+enum BlockKind {
     #[serde(rename = "image_content_block")]
-    Image { data: T },
+    Image,
     #[serde(rename = "video_content_block")]
-    Video { data: T },
+    Video,
     #[serde(rename = "audio_content_block")]
-    Audio { data: T },
+    Audio,
 }
 
 impl Serialize for Media {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let data = self.base64();
-        match self.kind {
-            MediaKind::Image => MediaJson::Image { data },
-            MediaKind::Video => MediaJson::Video { data },
-            MediaKind::Audio => MediaJson::Audio { data },
-        }
-        .serialize(serializer)
+        let (kind, data) = (self.kind, self.base64());
+        MediaJson { kind, data }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Media {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (kind, data) = match MediaJson::<String>::deserialize(deserializer)? {
-            MediaJson::Image { data } => (MediaKind::Image, data),
-            MediaJson::Video { data } => (MediaKind::Video, data),
-            MediaJson::Audio { data } => (MediaKind::Audio, data),
-        };
+        let MediaJson::<String> { kind, data } = MediaJson::deserialize(deserializer)?;
         let bytes = BASE64.decode(data.as_bytes()).map_err(D::Error::custom)?;
         let media = Self::new(kind, bytes).map_err(D::Error::custom)?;
         // The decoder only accepts canonical base64, so this equals the encoded bytes.
