@@ -7,6 +7,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
 
+use super::{SandboxError, SandboxErrorKind};
+
 /// A normalized path inside a sandbox, without NUL, that doesn't lead above its base.
 ///
 /// ```
@@ -39,21 +41,19 @@ impl SandboxPath {
     /// [`InvalidPath`] if it contains NUL or leads above its base.
     pub fn new(path: impl AsRef<[u8]>) -> Result<Self, InvalidPath> {
         let path = path.as_ref();
-        let invalid = |problem| InvalidPath {
-            path: lossy(path),
-            problem,
-        };
         if path.contains(&0) {
-            return Err(invalid(PathProblem::Nul));
+            let kind = SandboxErrorKind::InvalidInput;
+            return Err(InvalidPath::new(kind, path, "it contains a NUL byte"));
         }
         let mut components: Vec<&[u8]> = Vec::new();
         for component in path.split(|byte| *byte == b'/') {
             match component {
                 b"" | b"." => {}
                 b".." => {
-                    components
-                        .pop()
-                        .ok_or_else(|| invalid(PathProblem::Escapes))?;
+                    components.pop().ok_or_else(|| {
+                        let problem = "it leads above the directory it starts from";
+                        InvalidPath::new(SandboxErrorKind::OutsideSandbox, path, problem)
+                    })?;
                 }
                 name => components.push(name),
             }
@@ -121,10 +121,8 @@ impl SandboxPath {
         } else {
             normalized = Self::new(name)?;
             if normalized.absolute {
-                return Err(InvalidPath {
-                    path: lossy(name),
-                    problem: PathProblem::Absolute,
-                });
+                let kind = SandboxErrorKind::InvalidInput;
+                return Err(InvalidPath::new(kind, name, "it must be relative"));
             }
             &normalized.bytes
         };
@@ -164,10 +162,6 @@ fn is_component(path: &[u8]) -> bool {
     !matches!(path, b"" | b"." | b"..") && !path.iter().any(|byte| matches!(byte, b'/' | 0))
 }
 
-fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 impl fmt::Display for SandboxPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slash = if self.absolute { "/" } else { "" };
@@ -202,26 +196,25 @@ serialize_as_text!(SandboxPath);
 #[error("`{path}` is not a valid path in the sandbox: {problem}")]
 pub struct InvalidPath {
     path: String,
-    problem: PathProblem,
+    problem: &'static str,
+    /// Kind of the sandbox's error for it.
+    kind: SandboxErrorKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum PathProblem {
-    #[error("it contains a NUL byte")]
-    Nul,
-    #[error("it leads above the directory it starts from")]
-    Escapes,
-    #[error("it must be relative")]
-    Absolute,
+impl InvalidPath {
+    fn new(kind: SandboxErrorKind, path: &[u8], problem: &'static str) -> Self {
+        let path = String::from_utf8_lossy(path).into_owned();
+        Self {
+            path,
+            problem,
+            kind,
+        }
+    }
 }
 
-impl From<InvalidPath> for super::SandboxError {
+impl From<InvalidPath> for SandboxError {
     fn from(error: InvalidPath) -> Self {
-        let kind = match error.problem {
-            PathProblem::Nul | PathProblem::Absolute => super::SandboxErrorKind::InvalidInput,
-            PathProblem::Escapes => super::SandboxErrorKind::OutsideSandbox,
-        };
-        Self::new(kind, error.to_string())
+        Self::new(error.kind, error.to_string())
     }
 }
 
