@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use self::check::{Names, Problems};
 use self::path::Path;
+use self::repair::ArgumentRepair;
 use super::arguments::{InvalidArguments, Repair};
 
 /// Maximum number of problems listed in an error.
@@ -58,7 +59,8 @@ pub(super) fn validate(
     arguments: Value,
     repairs: &mut Vec<Repair>,
 ) -> Result<Value, InvalidArguments> {
-    let arguments = repair::repair(schema, arguments, Path::Root, Names::Listed, repairs);
+    let mut repair = ArgumentRepair::new(repairs);
+    let arguments = repair.repair(schema, arguments, Path::Root, Names::Listed);
     let mut problems = Problems::keeping(MAX_PROBLEMS);
     check::check(schema, &arguments, Path::Root, Names::Listed, &mut problems);
     match InvalidArguments::of(&problems.kept, problems.count) {

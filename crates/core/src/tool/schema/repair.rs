@@ -3,8 +3,6 @@
 //! A valid value is never changed. Text is only interpreted as JSON, and a value with two possible
 //! corrections stays as it is.
 
-use std::cell::Cell;
-
 use serde_json::{Number, Value};
 
 use super::check::{Names, accepts, constants};
@@ -19,162 +17,151 @@ const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 /// candidates of a value, so nested ones multiply, and a schema can be that of an MCP server.
 const MAX_ATTEMPTS: u32 = 10_000;
 
-/// Repairs a value as far as possible; adds the repairs to `repairs`.
-pub(super) fn repair(
-    schema: &Value,
-    value: Value,
-    path: Path<'_>,
-    names: Names,
-    repairs: &mut Vec<Repair>,
-) -> Value {
-    let attempts_left = Cell::new(MAX_ATTEMPTS);
-    repair_value(schema, value, path, names, &attempts_left, repairs)
+/// Repair of the arguments of one call.
+pub(super) struct ArgumentRepair<'r> {
+    attempts_left: u32,
+    repairs: &'r mut Vec<Repair>,
 }
 
-/// Repairs a value. Without an attempt left, it stays invalid.
-fn repair_value(
-    schema: &Value,
-    value: Value,
-    path: Path<'_>,
-    names: Names,
-    attempts_left: &Cell<u32>,
-    repairs: &mut Vec<Repair>,
-) -> Value {
-    let Some(keywords) = schema.as_object() else {
-        return value;
-    };
-    if accepts(schema, &value, names) {
-        return value;
+impl<'r> ArgumentRepair<'r> {
+    /// Creates a repair that adds its corrections to `repairs`.
+    pub(super) fn new(repairs: &'r mut Vec<Repair>) -> Self {
+        Self {
+            attempts_left: MAX_ATTEMPTS,
+            repairs,
+        }
     }
-    let Some(left) = attempts_left.get().checked_sub(1) else {
-        return value;
-    };
-    attempts_left.set(left);
-    let candidates = candidates(keywords, &value);
-    let mut inside = Vec::new();
-    let value = repair_inside(keywords, value, path, names, attempts_left, &mut inside);
-    if !accepts(schema, &value, names) {
+
+    /// Repairs a value as far as possible. Without an attempt left, it stays invalid.
+    pub(super) fn repair(
+        &mut self,
+        schema: &Value,
+        value: Value,
+        path: Path<'_>,
+        names: Names,
+    ) -> Value {
+        let Some(keywords) = schema.as_object() else {
+            return value;
+        };
+        if accepts(schema, &value, names) {
+            return value;
+        }
+        let Some(left) = self.attempts_left.checked_sub(1) else {
+            return value;
+        };
+        self.attempts_left = left;
+        let candidates = candidates(keywords, &value);
+        let start = self.repairs.len();
+        let value = self.repair_inside(keywords, value, path, names);
+        if accepts(schema, &value, names) {
+            return value;
+        }
+        let inside = self.repairs.split_off(start);
         for (kind, candidate) in candidates {
-            let mut steps = vec![Repair::new(path.to_string(), kind)];
-            let candidate =
-                repair_inside(keywords, candidate, path, names, attempts_left, &mut steps);
+            self.repairs.push(Repair::new(path.to_string(), kind));
+            let candidate = self.repair_inside(keywords, candidate, path, names);
             if accepts(schema, &candidate, names) {
-                repairs.append(&mut steps);
                 return candidate;
+            }
+            self.repairs.truncate(start);
+        }
+        self.repairs.extend(inside);
+        value
+    }
+
+    /// Repairs the parts of a value, by its schema and the combined schemas.
+    fn repair_inside(
+        &mut self,
+        schema: &Keywords,
+        mut value: Value,
+        path: Path<'_>,
+        names: Names,
+    ) -> Value {
+        match &mut value {
+            Value::Object(fields) => self.repair_fields(schema, fields, path),
+            Value::Array(items) => {
+                if let Some(each) = schema.get("items") {
+                    let first = branches(schema, "prefixItems").len();
+                    for (index, item) in items.iter_mut().enumerate().skip(first) {
+                        let path = Path::Item(&path, index);
+                        *item = self.repair(each, item.take(), path, Names::ListedIfAny);
+                    }
+                }
+            }
+            _ => {}
+        }
+        for branch in branches(schema, "allOf") {
+            value = self.repair(branch, value, path, Names::Open);
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            let names = names_in_branch(schema, names);
+            value = self.repair_as_one_of(branches(schema, keyword), value, path, names);
+        }
+        value
+    }
+
+    fn repair_fields(&mut self, schema: &Keywords, fields: &mut Keywords, path: Path<'_>) {
+        let properties = schema.get("properties").and_then(Value::as_object);
+        let listed = |name: &str| properties.and_then(|properties| properties.get(name));
+        let required = branches(schema, "required");
+        fields.retain(|name, value| {
+            let may_be_dropped = value.is_null()
+                && !required.iter().any(|required| required == name.as_str())
+                && listed(name).is_some_and(|each| !accepts(each, value, Names::ListedIfAny));
+            if may_be_dropped {
+                let path = Path::Field(&path, name).to_string();
+                self.repairs
+                    .push(Repair::new(path, RepairKind::NullDropped));
+            }
+            !may_be_dropped
+        });
+        for (name, value) in fields.iter_mut() {
+            if let Some(each) = listed(name).or_else(|| schema.get("additionalProperties")) {
+                let path = Path::Field(&path, name);
+                *value = self.repair(each, value.take(), path, Names::ListedIfAny);
             }
         }
     }
-    repairs.append(&mut inside);
-    value
-}
 
-/// Repairs the parts of a value, by its schema and the combined schemas.
-fn repair_inside(
-    schema: &Keywords,
-    mut value: Value,
-    path: Path<'_>,
-    names: Names,
-    attempts_left: &Cell<u32>,
-    repairs: &mut Vec<Repair>,
-) -> Value {
-    match &mut value {
-        Value::Object(fields) => repair_fields(schema, fields, path, attempts_left, repairs),
-        Value::Array(items) => {
-            if let Some(each) = schema.get("items") {
-                let first = branches(schema, "prefixItems").len();
-                for (index, item) in items.iter_mut().enumerate().skip(first) {
-                    let path = Path::Item(&path, index);
-                    let names = Names::ListedIfAny;
-                    *item = repair_value(each, item.take(), path, names, attempts_left, repairs);
+    /// Repairs a value to satisfy one of the branches, with the fewest repairs, if the result is
+    /// unambiguous.
+    fn repair_as_one_of(
+        &mut self,
+        branches: &[Value],
+        value: Value,
+        path: Path<'_>,
+        names: Names,
+    ) -> Value {
+        if branches.iter().any(|branch| accepts(branch, &value, names)) {
+            return value;
+        }
+        let start = self.repairs.len();
+        let mut best: Option<(Value, Vec<Repair>)> = None;
+        let mut is_ambiguous = false;
+        for branch in branches {
+            let repaired = self.repair(branch, value.clone(), path, names);
+            let steps = self.repairs.split_off(start);
+            if !accepts(branch, &repaired, names) {
+                continue;
+            }
+            match &best {
+                Some((_, fewest)) if fewest.len() < steps.len() => {}
+                Some((other, fewest)) if fewest.len() == steps.len() => {
+                    is_ambiguous |= *other != repaired;
+                }
+                _ => {
+                    is_ambiguous = false;
+                    best = Some((repaired, steps));
                 }
             }
         }
-        _ => {}
-    }
-    for branch in branches(schema, "allOf") {
-        value = repair_value(branch, value, path, Names::Open, attempts_left, repairs);
-    }
-    for keyword in ["anyOf", "oneOf"] {
-        let names = names_in_branch(schema, names);
-        let branches = branches(schema, keyword);
-        value = repair_as_one_of(branches, value, path, names, attempts_left, repairs);
-    }
-    value
-}
-
-fn repair_fields(
-    schema: &Keywords,
-    fields: &mut Keywords,
-    path: Path<'_>,
-    attempts_left: &Cell<u32>,
-    repairs: &mut Vec<Repair>,
-) {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let listed = |name: &str| properties.and_then(|properties| properties.get(name));
-    let required = branches(schema, "required");
-    fields.retain(|name, value| {
-        let may_be_dropped = value.is_null()
-            && !required.iter().any(|required| required == name.as_str())
-            && listed(name).is_some_and(|each| !accepts(each, value, Names::ListedIfAny));
-        if may_be_dropped {
-            let path = Path::Field(&path, name).to_string();
-            repairs.push(Repair::new(path, RepairKind::NullDropped));
-        }
-        !may_be_dropped
-    });
-    for (name, value) in fields.iter_mut() {
-        if let Some(each) = listed(name).or_else(|| schema.get("additionalProperties")) {
-            let (path, names) = (Path::Field(&path, name), Names::ListedIfAny);
-            *value = repair_value(each, value.take(), path, names, attempts_left, repairs);
-        }
-    }
-}
-
-/// Repairs a value to satisfy one of the branches, with the fewest repairs, if the result is
-/// unambiguous.
-fn repair_as_one_of(
-    branches: &[Value],
-    value: Value,
-    path: Path<'_>,
-    names: Names,
-    attempts_left: &Cell<u32>,
-    repairs: &mut Vec<Repair>,
-) -> Value {
-    if branches.iter().any(|branch| accepts(branch, &value, names)) {
-        return value;
-    }
-    let mut best: Option<(Value, Vec<Repair>)> = None;
-    let mut is_ambiguous = false;
-    for branch in branches {
-        let mut steps = Vec::new();
-        let repaired = repair_value(
-            branch,
-            value.clone(),
-            path,
-            names,
-            attempts_left,
-            &mut steps,
-        );
-        if !accepts(branch, &repaired, names) {
-            continue;
-        }
-        match &best {
-            Some((_, fewest)) if fewest.len() < steps.len() => {}
-            Some((other, fewest)) if fewest.len() == steps.len() => {
-                is_ambiguous |= *other != repaired;
+        match best {
+            Some((repaired, steps)) if !is_ambiguous => {
+                self.repairs.extend(steps);
+                repaired
             }
-            _ => {
-                is_ambiguous = false;
-                best = Some((repaired, steps));
-            }
+            _ => value,
         }
-    }
-    match best {
-        Some((repaired, mut steps)) if !is_ambiguous => {
-            repairs.append(&mut steps);
-            repaired
-        }
-        _ => value,
     }
 }
 

@@ -314,7 +314,8 @@ fn value() -> impl Strategy<Value = Value> {
 
 fn repaired(schema: &Value, value: Value) -> (Value, Vec<Repair>) {
     let mut repairs = Vec::new();
-    let value = repair(schema, value, Path::Root, Names::ListedIfAny, &mut repairs);
+    let mut repair = ArgumentRepair::new(&mut repairs);
+    let value = repair.repair(schema, value, Path::Root, Names::ListedIfAny);
     (value, repairs)
 }
 
