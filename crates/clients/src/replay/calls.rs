@@ -12,25 +12,18 @@ use super::difference::describe_difference;
 use super::results::{RecordedResult, ResultIndex};
 use super::{RecordingError, RecordingErrorKind};
 use crate::recording::{
-    RecordedAnswer, RecordedOutcome, RecordingLine, encode_message, encode_tools, role,
+    CallLine, RecordedAnswer, RecordedOutcome, RecordingLine, encode_message, encode_tools, role,
 };
 
 #[derive(Debug)]
 pub(super) struct CallIndex {
     messages: Vec<String>,
     tools: Vec<String>,
-    calls: Vec<IndexedCall>,
+    /// Without turn warnings among the messages.
+    calls: Vec<CallLine>,
     results: ResultIndex,
     /// How often each call was replayed.
     replayed: Mutex<Vec<usize>>,
-}
-
-#[derive(Debug)]
-struct IndexedCall {
-    /// Line numbers of the messages, except turn warnings.
-    messages: Vec<usize>,
-    tools: usize,
-    outcome: RecordedOutcome,
 }
 
 impl CallIndex {
@@ -52,7 +45,7 @@ impl CallIndex {
                 }
                 RecordingLine::Result(result) => results.add(*result),
                 RecordingLine::Tools(specs) => tools.push(specs.to_string()),
-                RecordingLine::Call(call) => {
+                RecordingLine::Call(mut call) => {
                     let is_undefined = call.messages.iter().any(|&at| at >= messages.len());
                     if is_undefined || call.tools >= tools.len() {
                         let message =
@@ -60,12 +53,8 @@ impl CallIndex {
                         let kind = RecordingErrorKind::Line;
                         return Err(RecordingError::new(number, kind, message.to_owned()));
                     }
-                    let messages = call.messages.into_iter();
-                    calls.push(IndexedCall {
-                        messages: messages.filter(|at| !warnings.contains(at)).collect(),
-                        tools: call.tools,
-                        outcome: call.outcome,
-                    });
+                    call.messages.retain(|at| !warnings.contains(at));
+                    calls.push(*call);
                 }
             }
         }
@@ -124,14 +113,14 @@ impl CallIndex {
         }
     }
 
-    fn matches(&self, call: &IndexedCall, request: &EncodedRequest<'_>) -> bool {
+    fn matches(&self, call: &CallLine, request: &EncodedRequest<'_>) -> bool {
         call.messages.len() == request.messages.len()
             && self.common_prefix(call, request) == call.messages.len()
             && self.tools_of(call).as_bytes() == &**request.tools
     }
 
     /// Returns the number of identical messages at the start.
-    fn common_prefix(&self, call: &IndexedCall, request: &EncodedRequest<'_>) -> usize {
+    fn common_prefix(&self, call: &CallLine, request: &EncodedRequest<'_>) -> usize {
         let pairs = call.messages.iter().zip(&request.messages);
         let is_same =
             |(number, bytes): &(&usize, &&Bytes)| self.message(**number).as_bytes() == ***bytes;
@@ -142,7 +131,7 @@ impl CallIndex {
         self.messages.get(number).map_or("null", String::as_str)
     }
 
-    fn tools_of(&self, call: &IndexedCall) -> &str {
+    fn tools_of(&self, call: &CallLine) -> &str {
         self.tools.get(call.tools).map_or("null", String::as_str)
     }
 
@@ -156,7 +145,7 @@ impl CallIndex {
         let length = encoded.messages.len();
         let closest = (0..)
             .zip(&self.calls)
-            .max_by_key(|(at, call): &(usize, &IndexedCall)| {
+            .max_by_key(|(at, call): &(usize, &CallLine)| {
                 let length_difference = call.messages.len().abs_diff(length);
                 let at = std::cmp::Reverse(*at);
                 (
