@@ -11,16 +11,15 @@ use indexmap::IndexSet;
 use super::artifacts::{self, ArtifactLimits, ArtifactSink, Artifacts, Room, copy_into};
 use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::matching::{self, MatchedFiles};
-use super::output::Capture;
 use super::reserved::check_reserved;
 use super::staging::{StagedFile, Staging};
 use super::{
-    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions, RefusedFile,
-    Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
-    UploadedFile, UploadedFiles, Walk, WriteOptions,
+    ByteRange, Channel, CommandOutput, Exit, FileInfo, FileKind, HeadTail, OutputChunk,
+    OutputOptions, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile,
+    SavedOutputs, SpawnRequest, UploadedFile, UploadedFiles, Walk, WriteOptions,
 };
 
-/// Bytes of each channel that [`SandboxExt::run`] keeps: enough for 20,000 characters of UTF-8.
+/// Bytes of each channel that [`SandboxExt::run`] keeps, half of them from the start: enough for 20,000 characters of UTF-8.
 const CAPTURE_BYTES: usize = 80_000;
 
 /// Convenience methods of every [`Sandbox`]. Sealed: no sandbox overrides them.
@@ -63,13 +62,17 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         request: SpawnRequest,
         observer: &mut (dyn for<'c> FnMut(&'c OutputChunk) + Send),
     ) -> Result<CommandOutput, SandboxError> {
-        let mut capture = Capture::new(CAPTURE_BYTES);
+        let half = HeadTail::new(CAPTURE_BYTES / 2, CAPTURE_BYTES / 2);
+        let (mut stdout, mut stderr) = (half.clone(), half);
         let mut sink = |chunk: OutputChunk| {
-            capture.push(&chunk);
+            match chunk.channel {
+                Channel::Stdout => stdout.push(&chunk.bytes),
+                Channel::Stderr => stderr.push(&chunk.bytes),
+            }
             observer(&chunk);
         };
         let exit = self.exec(request, &mut sink).await?;
-        Ok(capture.finish(exit))
+        Ok(CommandOutput::new(exit, stdout.finish(), stderr.finish()))
     }
 
     /// Reads a whole file of at most `limit_bytes` into memory.

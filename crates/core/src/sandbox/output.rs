@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::{Channel, Exit, OutputChunk};
+use super::Exit;
 
 /// Keeps the first and last bytes of a stream and counts the rest, in bounded memory.
 #[derive(Clone, Debug)]
@@ -117,39 +117,6 @@ impl CommandOutput {
             exit,
             stdout,
             stderr,
-        }
-    }
-}
-
-/// Captures both output channels of a command.
-#[derive(Debug)]
-pub(super) struct Capture {
-    stdout: HeadTail,
-    stderr: HeadTail,
-}
-
-impl Capture {
-    /// Creates a capture of up to `limit` bytes of each channel, half of them from the start.
-    pub(super) fn new(limit: usize) -> Self {
-        let half = HeadTail::new(limit - limit / 2, limit / 2);
-        Self {
-            stdout: half.clone(),
-            stderr: half,
-        }
-    }
-
-    pub(super) fn push(&mut self, chunk: &OutputChunk) {
-        match chunk.channel {
-            Channel::Stdout => self.stdout.push(&chunk.bytes),
-            Channel::Stderr => self.stderr.push(&chunk.bytes),
-        }
-    }
-
-    pub(super) fn finish(self, exit: Exit) -> CommandOutput {
-        CommandOutput {
-            exit,
-            stdout: self.stdout.finish(),
-            stderr: self.stderr.finish(),
         }
     }
 }

@@ -58,11 +58,15 @@ async fn observers_see_the_output_that_is_captured() {
 
 #[tokio::test]
 async fn captured_output_is_bounded() {
-    let piece = || Ok(chunk(Channel::Stdout, "0123456789"));
-    let sandbox = MemorySandbox::new().with_command((0..100_000).map(|_| piece()), exit());
+    let pieces = (0..100_000).map(|_| chunk(Channel::Stdout, "0123456789"));
+    let pieces = pieces.chain([chunk(Channel::Stderr, "careful")]).map(Ok);
+    let sandbox = MemorySandbox::new().with_command(pieces, exit());
     let output = sandbox.run(request()).await.expect("it ran");
-    assert_eq!(output.stdout.total_bytes(), 1_000_000);
-    assert!(output.stdout.omitted_bytes >= 900_000);
+    let (head, tail) = (&output.stdout.head, &output.stdout.tail);
+    assert_eq!((head.len(), tail.len()), (40_000, 40_000));
+    assert_eq!(output.stdout.omitted_bytes, 920_000);
+    // Each channel has its own limit.
+    assert_eq!(output.stderr, Captured::complete("careful"));
     assert_eq!(sandbox.killed(), 0);
 }
 

@@ -2,8 +2,6 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::sandbox::ExitStatus;
-use std::time::Duration;
 
 /// Returns the expected head and tail of a whole stream.
 fn expected(stream: &[u8], head_limit: usize, tail_limit: usize) -> Captured {
@@ -57,25 +55,4 @@ fn text_reports_omitted_bytes() {
     // A character that is cut between head and tail, with nothing left out, stays whole.
     assert_eq!(expected("ü".as_bytes(), 1, 1).text(), "ü");
     assert_eq!(Captured::complete(b"\xff".as_slice()).text(), "\u{fffd}");
-}
-
-#[test]
-fn each_channel_has_its_own_limit() {
-    let chunk = |channel, bytes: &'static [u8]| OutputChunk {
-        channel,
-        bytes: Bytes::from_static(bytes),
-    };
-    let mut capture = Capture::new(5);
-    capture.push(&chunk(Channel::Stdout, b"01234"));
-    capture.push(&chunk(Channel::Stderr, b"ab"));
-    capture.push(&chunk(Channel::Stdout, b"56789"));
-    let exit = Exit::new(ExitStatus::Code(0), Duration::from_secs(1));
-    assert_eq!(
-        capture.finish(exit.clone()),
-        CommandOutput::new(
-            exit,
-            expected(b"0123456789", 3, 2),
-            Captured::complete("ab")
-        )
-    );
 }
