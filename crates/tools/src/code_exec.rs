@@ -16,8 +16,8 @@ use cantle_core::sandbox::{
     SandboxExt as _, SpawnRequest, Spill, Utf8Decoder, render_command,
 };
 use cantle_core::tool::{
-    DynTool, OpenContext, ProviderError, Requirements, Tool, ToolContext, ToolError, ToolOutput,
-    ToolProperties, ToolProvider, ToolSet,
+    DynTool, OpenContext, ProviderError, Requirements, ToolContext, ToolError, ToolOutput,
+    ToolProvider, ToolSet,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -197,7 +197,7 @@ impl ToolProvider for CodeExec {
             };
             (Arc::clone(&sandbox), Some(sandbox))
         };
-        let tool = DynTool::new(RunCommand::new(sandbox, self));
+        let tool = self.tool(sandbox);
         Ok(Box::new(CommandTools { tool, owned }))
     }
 }
@@ -231,51 +231,44 @@ impl ToolSet for CommandTools {
     }
 }
 
-struct RunCommand {
-    sandbox: Arc<dyn Sandbox>,
-    configuration: CodeExec,
-    limits: RenderLimits,
-    description: String,
-}
-
 #[derive(Deserialize, JsonSchema)]
 struct Params {
     /// The command.
     cmd: String,
 }
 
-impl RunCommand {
-    fn new(sandbox: Arc<dyn Sandbox>, configuration: &CodeExec) -> Self {
-        let limits = RenderLimits::default();
-        Self {
-            sandbox,
-            configuration: configuration.clone(),
-            limits,
-            description: match &configuration.description {
-                Some(description) => description.clone(),
-                None => description(configuration, limits),
-            },
-        }
+impl CodeExec {
+    /// Returns the tool that runs commands in this sandbox.
+    fn tool(&self, sandbox: Arc<dyn Sandbox>) -> DynTool {
+        let description = self.description.clone();
+        let description = description.unwrap_or_else(|| description_of(self));
+        let (name, configuration) = (self.name.clone(), Arc::new(self.clone()));
+        DynTool::from_fn(name, description, move |params: Params, cx| {
+            run(Arc::clone(&configuration), Arc::clone(&sandbox), params, cx)
+        })
+        .with_concurrency_safe(self.parallel)
+        // Each command has its own, and keeps what it wrote by then.
+        .with_timeout(None)
     }
 
     /// Returns the request for a command, or its refusal.
     fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, String> {
         refusal::check_text(&params.cmd)?;
-        let request = match &self.configuration.allowed {
+        let request = match &self.allowed {
             Some(allowed) => SpawnRequest::argv(allowed.argv(&params.cmd)?),
             None => SpawnRequest::shell(params.cmd),
         };
         // A character has at least one byte, so all truncated output is spilled to a file.
-        let shown = u64::try_from(self.limits.channel_chars).unwrap_or(u64::MAX);
+        let shown = RenderLimits::default().channel_chars;
         Ok(request
-            .with_timeout(self.configuration.timeout)
-            .with_background(self.configuration.background)
+            .with_timeout(self.timeout)
+            .with_background(self.background)
             .with_cancellation(cx.cancellation.clone())
-            .with_spill(Spill::after(shown)))
+            .with_spill(Spill::after(u64::try_from(shown).unwrap_or(u64::MAX))))
     }
 }
 
-fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
+fn description_of(configuration: &CodeExec) -> String {
     let mut text = String::new();
     match &configuration.allowed {
         None => text.push_str(
@@ -315,61 +308,44 @@ fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
     let _ = write!(
         text,
         "Longer output than {} characters is cut in the middle; the result names a file that has all of it.",
-        limits.channel_chars
+        RenderLimits::default().channel_chars
     );
     text
 }
 
-impl Tool for RunCommand {
-    type Params = Params;
-
-    fn name(&self) -> &str {
-        &self.configuration.name
-    }
-
-    fn description(&self) -> &str {
-        &self.description
-    }
-
-    fn properties(&self) -> ToolProperties {
-        ToolProperties {
-            concurrency_safe: self.configuration.parallel,
-            // Each command has its own, and keeps what it wrote by then.
-            timeout: None,
-            ..ToolProperties::default()
+async fn run(
+    configuration: Arc<CodeExec>,
+    sandbox: Arc<dyn Sandbox>,
+    params: Params,
+    cx: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let request = match configuration.request(params, &cx) {
+        Ok(request) => request,
+        Err(refusal) => {
+            return Ok(ToolOutput::failure(refusal).with_metadata(Metadata::uses(1)));
         }
-    }
-
-    async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let request = match self.request(params, &cx) {
-            Ok(request) => request,
-            Err(refusal) => {
-                return Ok(ToolOutput::failure(refusal).with_metadata(Metadata::uses(1)));
+    };
+    let (mut stdout, mut stderr) = (Utf8Decoder::default(), Utf8Decoder::default());
+    let mut output = sandbox
+        .run_with_observer(request, &mut |chunk| {
+            let pieces = match chunk.channel {
+                Channel::Stdout => &mut stdout,
+                Channel::Stderr => &mut stderr,
+            };
+            let text = pieces.push(&chunk.bytes);
+            if !text.is_empty() {
+                cx.progress.output(&text);
             }
-        };
-        let (mut stdout, mut stderr) = (Utf8Decoder::default(), Utf8Decoder::default());
-        let mut output = self
-            .sandbox
-            .run_with_observer(request, &mut |chunk| {
-                let pieces = match chunk.channel {
-                    Channel::Stdout => &mut stdout,
-                    Channel::Stderr => &mut stderr,
-                };
-                let text = pieces.push(&chunk.bytes);
-                if !text.is_empty() {
-                    cx.progress.output(&text);
-                }
-            })
-            .await?;
-        output.add_policy_notes(&self.configuration.policy, self.sandbox.info());
-        let text = render_command(&output, self.limits);
-        let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
-        result.left_running = !output.exit.background.is_empty();
-        // A command that fails did run, and its output is the answer.
-        result.success = matches!(
-            output.exit.status,
-            ExitStatus::Code(_) | ExitStatus::Signal(_)
-        );
-        Ok(result)
-    }
+        })
+        .await?;
+    output.add_policy_notes(&configuration.policy, sandbox.info());
+    let text = render_command(&output, RenderLimits::default());
+    let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
+    result.left_running = !output.exit.background.is_empty();
+    // A command that fails did run, and its output is the answer.
+    result.success = matches!(
+        output.exit.status,
+        ExitStatus::Code(_) | ExitStatus::Signal(_)
+    );
+    Ok(result)
 }

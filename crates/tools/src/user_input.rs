@@ -1,9 +1,7 @@
 //! The tool `user_input`.
 
 use cantle_core::metadata::Metadata;
-use cantle_core::tool::{
-    DynTool, Question, Tool, ToolContext, ToolError, ToolErrorKind, ToolOutput, ToolProperties,
-};
+use cantle_core::tool::{DynTool, Question, ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -15,10 +13,14 @@ const MAX_CHOICES: usize = 100;
 /// The question goes to the agent's [`AskUser`](cantle_core::tool::AskUser). The call waits for the answer
 /// without a timeout, or until it is cancelled.
 pub fn user_input() -> DynTool {
-    DynTool::new(UserInput)
+    let description = "Asks the user a question and returns the answer. Ask only what you can't find out or decide \
+                       yourself: the user may take long to answer.";
+    DynTool::from_fn("user_input", description, ask)
+        .with_polls(true)
+        // A question without an answer is asked again when the run is resumed.
+        .with_repeatable(true)
+        .with_timeout(None)
 }
-
-struct UserInput;
 
 #[derive(Deserialize, JsonSchema)]
 struct Params {
@@ -43,43 +45,20 @@ enum QuestionType {
     Confirm,
 }
 
-impl Tool for UserInput {
-    type Params = Params;
-
-    fn name(&self) -> &str {
-        "user_input"
-    }
-
-    fn description(&self) -> &str {
-        "Asks the user a question and returns the answer. Ask only what you can't find out or decide \
-         yourself: the user may take long to answer."
-    }
-
-    fn properties(&self) -> ToolProperties {
-        ToolProperties {
-            polls: true,
-            // A question without an answer is asked again when the run is resumed.
-            repeatable: true,
-            timeout: None,
-            ..ToolProperties::default()
+async fn ask(params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+    let question = match question(params, &cx) {
+        Ok(question) => question,
+        Err(advice) => return Ok(used(ToolOutput::failure(advice))),
+    };
+    let asking = cx.user.ask(question);
+    match cx.cancellation.run_until_cancelled(asking).await {
+        Some(Ok(answer)) => Ok(used(ToolOutput::text(answer.to_string()))),
+        // The model continues without an answer.
+        Some(Err(error)) if error.kind() == ToolErrorKind::Failed => {
+            Ok(used(ToolOutput::failure(error.to_string())))
         }
-    }
-
-    async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let question = match question(params, &cx) {
-            Ok(question) => question,
-            Err(advice) => return Ok(used(ToolOutput::failure(advice))),
-        };
-        let asking = cx.user.ask(question);
-        match cx.cancellation.run_until_cancelled(asking).await {
-            Some(Ok(answer)) => Ok(used(ToolOutput::text(answer.to_string()))),
-            // The model continues without an answer.
-            Some(Err(error)) if error.kind() == ToolErrorKind::Failed => {
-                Ok(used(ToolOutput::failure(error.to_string())))
-            }
-            Some(Err(error)) => Err(error),
-            None => Err(ToolError::cancelled()),
-        }
+        Some(Err(error)) => Err(error),
+        None => Err(ToolError::cancelled()),
     }
 }
 

@@ -9,9 +9,7 @@ use bytes::Bytes;
 use cantle_core::content::{Content, ImageLimits, Media, MediaError, MediaErrorKind, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath};
-use cantle_core::tool::{
-    DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolProperties, on_thread,
-};
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, on_thread};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
@@ -26,15 +24,13 @@ const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 /// one per processor for all sessions that share the tool.
 pub fn view_image(limits: ImageLimits) -> DynTool {
     let parallelism = thread::available_parallelism().map_or(1, usize::from);
-    DynTool::new(ViewImage {
-        limits,
-        decoders: Arc::new(Semaphore::new(parallelism)),
+    let decoders = Arc::new(Semaphore::new(parallelism));
+    let description = "Shows you an image file (PNG, JPEG, GIF, WebP or BMP). A large image is scaled down: for its \
+                       details, cut out the part you need first.";
+    DynTool::from_fn("view_image", description, move |params: Params, cx| {
+        show(params.path, cx, limits, Arc::clone(&decoders))
     })
-}
-
-struct ViewImage {
-    limits: ImageLimits,
-    decoders: Arc<Semaphore>,
+    .with_concurrency_safe(true)
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -43,49 +39,33 @@ struct Params {
     path: String,
 }
 
-impl Tool for ViewImage {
-    type Params = Params;
-
-    fn name(&self) -> &str {
-        "view_image"
-    }
-
-    fn description(&self) -> &str {
-        "Shows you an image file (PNG, JPEG, GIF, WebP or BMP). A large image is scaled down: for its \
-         details, cut out the part you need first."
-    }
-
-    fn properties(&self) -> ToolProperties {
-        ToolProperties {
-            concurrency_safe: true,
-            ..ToolProperties::default()
-        }
-    }
-
-    async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let sandbox = cx.require_sandbox()?;
-        // Taken before the file is read: waiting calls hold no memory.
-        let permit = Arc::clone(&self.decoders).acquire_owned();
-        let closed = |_| ToolError::failed("The tool is closed.");
-        let permit = permit.await.map_err(closed)?;
-        let output = match read(&**sandbox, &params.path).await? {
-            Ok(data) => {
-                let (path, image, limits) = (params.path.clone(), data.clone(), self.limits);
-                let thread = thread::Builder::new().name("cantle-image".to_owned());
-                let decode = move || {
-                    // Held until the thread ends, also if the call was cancelled.
-                    let _permit = permit;
-                    view(&path, image, limits)
-                };
-                match on_thread(thread, decode).await? {
-                    Ok(content) => ToolOutput::new(content),
-                    Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
-                }
+async fn show(
+    path: String,
+    cx: ToolContext,
+    limits: ImageLimits,
+    decoders: Arc<Semaphore>,
+) -> Result<ToolOutput, ToolError> {
+    let sandbox = cx.require_sandbox()?;
+    // Taken before the file is read: waiting calls hold no memory.
+    let permit = decoders.acquire_owned().await;
+    let permit = permit.map_err(|_| ToolError::failed("The tool is closed."))?;
+    let output = match read(&**sandbox, &path).await? {
+        Ok(data) => {
+            let (shown, image) = (path.clone(), data.clone());
+            let thread = thread::Builder::new().name("cantle-image".to_owned());
+            let decode = move || {
+                // Held until the thread ends, also if the call was cancelled.
+                let _permit = permit;
+                view(&shown, image, limits)
+            };
+            match on_thread(thread, decode).await? {
+                Ok(content) => ToolOutput::new(content),
+                Err(error) => ToolOutput::failure(refusal(&path, &error, &data)),
             }
-            Err(advice) => ToolOutput::failure(advice),
-        };
-        Ok(output.with_metadata(Metadata::uses(1)))
-    }
+        }
+        Err(advice) => ToolOutput::failure(advice),
+    };
+    Ok(output.with_metadata(Metadata::uses(1)))
 }
 
 /// Reads a file, or returns the reason that it cannot be shown.
