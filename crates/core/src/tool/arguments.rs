@@ -81,44 +81,39 @@ impl fmt::Display for RepairKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidArguments {
-    path: Option<String>,
+    /// Empty for the arguments as a whole.
+    path: String,
     message: String,
 }
 
 impl InvalidArguments {
     /// Creates an error about the arguments as a whole.
     fn whole(message: String) -> Self {
-        Self {
-            path: None,
-            message,
-        }
+        let path = String::new();
+        Self { path, message }
     }
 
     /// Creates an error from the first of `count` problems; `None` without problems.
     pub(super) fn of(problems: &[Problem], count: usize) -> Option<Self> {
         let first = problems.first()?;
-        let path = (!first.path.is_empty()).then(|| first.path.clone());
-        if count == 1 {
-            let message = first.to_string();
-            return Some(Self { path, message });
-        }
-        let mut message = format!("{count} problems with the arguments:");
-        for problem in problems {
-            let _ = write!(message, "\n- {problem}");
-        }
-        match count.saturating_sub(problems.len()) {
-            0 => {}
-            more => {
-                let _ = write!(message, "\n- and {more} more");
+        let mut message = first.to_string();
+        if count > 1 {
+            message = format!("{count} problems with the arguments:");
+            for problem in problems {
+                let _ = write!(message, "\n- {problem}");
+            }
+            if count > problems.len() {
+                let _ = write!(message, "\n- and {} more", count - problems.len());
             }
         }
+        let path = first.path.clone();
         Some(Self { path, message })
     }
 
     /// Returns the path of the first invalid argument, e.g. `paths[1]`; `None` for the arguments as a
     /// whole.
     pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
+        (!self.path.is_empty()).then_some(&*self.path)
     }
 }
 
@@ -169,15 +164,15 @@ pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, Inva
 
 pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, InvalidArguments> {
     serde_path_to_error::deserialize(arguments).map_err(|error| {
-        let problem = Problem {
-            path: Some(error.path().to_string())
-                .filter(|path| path != ".")
-                .unwrap_or_default(),
-            message: without_rust_type(error.inner().to_string()),
-        };
+        let path = Some(error.path().to_string()).filter(|path| path != ".");
+        let path = path.unwrap_or_default();
+        let message = without_rust_type(error.inner().to_string());
+        let problem = Problem { path, message };
         let message = problem.to_string();
-        let path = Some(problem.path).filter(|path| !path.is_empty());
-        InvalidArguments { path, message }
+        InvalidArguments {
+            path: problem.path,
+            message,
+        }
     })
 }
 
