@@ -73,10 +73,7 @@ pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
         &self,
         request: &ChatRequest,
         error: &LlmError,
-    ) -> Option<Result<Vec<u8>, LlmError>> {
-        let _ = (request, error);
-        None
-    }
+    ) -> Option<Result<Vec<u8>, LlmError>>;
 }
 
 /// Assembles an assistant turn from a complete response body or from a stream of events.
