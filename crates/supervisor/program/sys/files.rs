@@ -23,7 +23,7 @@ pub fn openat2(at: Fd, path: &CStr, flags: i32, mode: u32, resolve: u64) -> Resu
 }
 
 /// The kernel's `struct stat`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Stat {
     pub device: u64,
@@ -56,16 +56,7 @@ impl Stat {
 pub fn statat(at: Fd, path: &CStr) -> Result<Stat> {
     const NO_FOLLOW: usize = 0x100;
     const EMPTY_PATH: usize = 0x1000;
-    let mut stat = Stat {
-        device: 0,
-        inode: 0,
-        links: 0,
-        mode: 0,
-        owner: [0; 3],
-        special: 0,
-        size: 0,
-        rest: [0; 11],
-    };
+    let mut stat = Stat::default();
     let flags = NO_FOLLOW | EMPTY_PATH;
     call!(262, at.0, path.as_ptr(), &raw mut stat, flags).map(|_| stat)
 }
@@ -99,7 +90,8 @@ system_calls! {
 pub fn attach_to_loop_device(device: Fd, file: Fd) -> Result<()> {
     const LOOP_CONFIGURE: usize = 0x4C0A;
     const LO_FLAGS_AUTOCLEAR: u32 = 4;
-    /// The kernel's `struct loop_config`, of which only this differs from zero.
+    /// The kernel's `struct loop_config`.
+    #[derive(Default)]
     #[repr(C)]
     struct Configuration {
         file: u32,
@@ -112,12 +104,8 @@ pub fn attach_to_loop_device(device: Fd, file: Fd) -> Result<()> {
     }
     let configuration = Configuration {
         file: file.0 as u32,
-        block_size: 0,
-        place: [0; 5],
-        numbers: [0; 3],
         flags: LO_FLAGS_AUTOCLEAR,
-        names: [0; 22],
-        reserved: [0; 8],
+        ..Configuration::default()
     };
     call!(16, device.0, LOOP_CONFIGURE, &raw const configuration).map(drop)
 }

@@ -53,10 +53,7 @@ pub fn fork_into(group: Fd, flags: u64) -> Result<Forked> {
 /// # Safety
 /// `argv` and `envp` are null-terminated arrays of pointers to NUL-terminated strings.
 pub unsafe fn execve(path: &CStr, argv: *const *const u8, envp: *const *const u8) -> Errno {
-    match call!(59, path.as_ptr(), argv, envp) {
-        Ok(_) => EINVAL,
-        Err(errno) => errno,
-    }
+    call!(59, path.as_ptr(), argv, envp).err().unwrap_or(EINVAL)
 }
 
 /// A child's change of state, with its `wait4` status.

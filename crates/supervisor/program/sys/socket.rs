@@ -27,9 +27,9 @@ pub fn loopback_up() -> Result<()> {
         rest: [0; 22],
     };
     request.name[..2].copy_from_slice(b"lo");
-    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
-    let result = call!(16, socket, SIOCSIFFLAGS, &raw mut request).map(drop);
-    close(Fd(socket as i32));
+    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0).map(Fd::from_register)?;
+    let result = call!(16, socket.0, SIOCSIFFLAGS, &raw mut request).map(drop);
+    close(socket);
     result
 }
 
@@ -50,15 +50,12 @@ fn loopback(port: u16, v6: bool) -> ([u8; 28], usize) {
 /// Creates a socket that listens on a port of 127.0.0.1.
 pub fn listen_on_loopback(port: u16) -> Result<Fd> {
     const BACKLOG: usize = 128;
-    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
+    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0).map(Fd::from_register)?;
     let (address, length) = loopback(port, false);
-    let result =
-        call!(49, socket, address.as_ptr(), length).and_then(|_| call!(50, socket, BACKLOG));
-    if let Err(errno) = result {
-        close(Fd(socket as i32));
-        return Err(errno);
-    }
-    Ok(Fd(socket as i32))
+    call!(49, socket.0, address.as_ptr(), length)
+        .and_then(|_| call!(50, socket.0, BACKLOG))
+        .inspect_err(|_| close(socket))?;
+    Ok(socket)
 }
 
 /// Creates a socket that is connected to a port of 127.0.0.1 or `::1`; without `blocks`, it may still be connecting.
@@ -67,11 +64,11 @@ pub fn connect_to_loopback(port: u16, v6: bool, blocks: bool) -> Result<Fd> {
     const EINPROGRESS: Errno = Errno(115);
     let (address, length) = loopback(port, v6);
     let flags = if blocks { 0 } else { SOCK_NONBLOCK };
-    let socket = call!(41, address[0], SOCK_STREAM_CLOEXEC | flags, 0)?;
-    match call!(42, socket, address.as_ptr(), length) {
-        Ok(_) | Err(EINPROGRESS) => Ok(Fd(socket as i32)),
+    let socket = call!(41, address[0], SOCK_STREAM_CLOEXEC | flags, 0).map(Fd::from_register)?;
+    match call!(42, socket.0, address.as_ptr(), length) {
+        Ok(_) | Err(EINPROGRESS) => Ok(socket),
         Err(errno) => {
-            close(Fd(socket as i32));
+            close(socket);
             Err(errno)
         }
     }
