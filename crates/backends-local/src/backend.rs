@@ -1,5 +1,6 @@
 //! The configuration that opens sandboxes.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxHandle};
 
-use crate::files::KeptFilter;
 use crate::handle::kept_directory;
 use crate::mechanism::Mechanism;
 use crate::settings::LocalSettings;
@@ -95,7 +95,7 @@ impl LocalBackend {
     ///
     /// Needs a tokio runtime.
     pub async fn reclaim(&self, grace: Duration) -> Reclaimed {
-        self.reclaim_unless(KeptFilter::All, grace).await
+        self.reclaim_unless(None, grace).await
     }
 
     /// Like [`reclaim`](Self::reclaim), but also removes kept directories that none of these handles names.
@@ -108,11 +108,10 @@ impl LocalBackend {
             let directory = kept_directory(handle).ok()?;
             directory.file_name().map(OsStr::to_owned)
         });
-        let filter = KeptFilter::Named(names.collect());
-        self.reclaim_unless(filter, grace).await
+        self.reclaim_unless(Some(names.collect()), grace).await
     }
 
-    async fn reclaim_unless(&self, filter: KeptFilter, grace: Duration) -> Reclaimed {
+    async fn reclaim_unless(&self, keep: Option<HashSet<OsString>>, grace: Duration) -> Reclaimed {
         let parent = self.settings.parent_directory();
         let work = move || {
             let mut reclaimed = Reclaimed {
@@ -123,7 +122,7 @@ impl LocalBackend {
                 failed: Vec::new(),
             };
             let Reclaimed { removed, failed } = &mut reclaimed;
-            crate::files::reclaim(&parent, &filter, grace, removed, failed);
+            crate::files::reclaim(&parent, keep.as_ref(), grace, removed, failed);
             Ok(reclaimed)
         };
         crate::blocking::run(work).await.unwrap_or_default()

@@ -198,30 +198,11 @@ fn is_kept(directory: impl AsFd) -> bool {
     })
 }
 
-/// Selects kept directories to preserve.
-#[derive(Debug)]
-pub(crate) enum KeptFilter {
-    /// All of them.
-    All,
-    /// Those with these names, which are never reused.
-    Named(HashSet<OsString>),
-}
-
-impl KeptFilter {
-    fn includes(&self, name: &str, directory: impl AsFd) -> bool {
-        is_kept(directory)
-            && match self {
-                Self::All => true,
-                Self::Named(names) => names.contains(OsStr::new(name)),
-            }
-    }
-}
-
-/// Removes the directories below `parent` whose owner is dead, that the filter does not include, and that
-/// have not changed for `grace`.
+/// Removes the directories below `parent` whose owner is dead and that have not changed for `grace`. Kept ones stay: all of
+/// them, or those with the names in `keep`, which are never reused.
 pub(crate) fn reclaim(
     parent: &Path,
-    filter: &KeptFilter,
+    keep: Option<&HashSet<OsString>>,
     grace: Duration,
     removed: &mut Vec<PathBuf>,
     failed: &mut Vec<(PathBuf, String)>,
@@ -245,15 +226,12 @@ pub(crate) fn reclaim(
             continue;
         };
         let is_over = |found: Stat| is_ours(&found) && is_older(&found, grace);
-        // Not even locked for a moment if it is to be preserved: its next owner may come just then.
-        if !fstat(&candidate).is_ok_and(is_over)
-            || filter.includes(name, &candidate)
-            || lock(&candidate).is_err()
+        let is_named = keep.is_none_or(|names| names.contains(OsStr::new(name)));
+        let stays = || is_named && is_kept(&candidate);
+        // Not even locked for a moment if it is to be preserved: its next owner may come just then. And its owner may keep it
+        // just before it ends.
+        if !fstat(&candidate).is_ok_and(is_over) || stays() || lock(&candidate).is_err() || stays()
         {
-            continue;
-        }
-        if filter.includes(name, &candidate) {
-            // Its owner kept it just before it ended.
             continue;
         }
         let mut failures = RemovalFailures::default();

@@ -38,7 +38,7 @@ use rustix::io::Errno;
 use self::beneath::PATH_ONLY;
 #[cfg(confined)]
 pub(crate) use self::image::SizedFields;
-pub(crate) use self::kept::{KeptFilter, reclaim};
+pub(crate) use self::kept::reclaim;
 #[cfg(confined)]
 pub(crate) use self::kept::{is_name, renamed};
 use self::meter::Meter;
