@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -92,13 +91,9 @@ fn installing_into(temporary: &OsStr, search_path: &OsStr) -> [(OsString, OsStri
 /// Returns the absolute directories of a `PATH`; a relative one would depend on the command's directory.
 pub(crate) fn absolute_directories(search_path: Option<OsString>) -> OsString {
     let search_path = search_path.unwrap_or_else(|| DEFAULT_PATH.into());
-    let absolute = search_path
-        .as_bytes()
-        .split(|byte| *byte == b':')
-        .filter(|directory| directory.starts_with(b"/"))
-        .collect::<Vec<_>>()
-        .join(&b':');
-    OsStr::from_bytes(&absolute).to_owned()
+    let directories = std::env::split_paths(&search_path);
+    std::env::join_paths(directories.filter(|directory| directory.is_absolute()))
+        .unwrap_or_default()
 }
 
 /// Returns the directories of a `PATH` that exist in the sandbox.

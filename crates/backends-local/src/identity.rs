@@ -18,20 +18,15 @@ pub(crate) struct Identity {
 impl Identity {
     /// Returns this process's user, or the account `nobody` if that is root.
     pub(crate) fn for_commands(policy: &Policy, mechanisms: Mechanisms) -> Self {
-        let (uid, gid) = Self::current();
-        let is_root = uid == 0 && is_confined(policy);
-        if is_root && mechanisms.include(Mechanism::Identity) && Self::nobody_is_mapped() {
-            return Self {
-                uid: NOBODY,
-                gid: NOBODY,
-                is_other: true,
-            };
-        }
-        Self {
-            uid,
-            gid,
-            is_other: false,
-        }
+        let (own_uid, own_gid) = Self::current();
+        let is_root = own_uid == 0 && is_confined(policy);
+        let is_other =
+            is_root && mechanisms.include(Mechanism::Identity) && Self::nobody_is_mapped();
+        let (uid, gid) = match is_other {
+            true => (NOBODY, NOBODY),
+            false => (own_uid, own_gid),
+        };
+        Self { uid, gid, is_other }
     }
 
     /// Whether this process's user namespace maps the account `nobody`; it may map root alone.

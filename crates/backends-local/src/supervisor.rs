@@ -22,7 +22,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
-use rustix::pipe::{PipeFlags, pipe_with};
 
 mod orders;
 
@@ -74,12 +73,6 @@ impl From<io::Error> for StartError {
     }
 }
 
-impl From<Errno> for StartError {
-    fn from(error: Errno) -> Self {
-        Self::Start(error.into())
-    }
-}
-
 impl Supervisor {
     /// Starts a supervisor, which mounts the disk image, joins the control groups `groups` (see [`Order::Setup`]) and
     /// performs the steps of `body`. Blocks.
@@ -92,7 +85,7 @@ impl Supervisor {
         let program = program()?;
         // Resolved in the child, whose descriptors are copies.
         let path = format!("/proc/self/fd/{}", program.as_fd().as_raw_fd());
-        let (lifetime, supervisor_lifetime) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (lifetime, supervisor_lifetime) = io::pipe()?;
         let guard = Command::new(path)
             .arg0("cantle-supervisor")
             .env_clear()
@@ -103,7 +96,7 @@ impl Supervisor {
         let supervisor = Self {
             orders: Arc::new(OrderQueue::new(control)),
             guard: Mutex::new(guard),
-            lifetime,
+            lifetime: lifetime.into(),
         };
         let body = sealed(body)?;
         let mut fds = vec![body.as_fd()];
@@ -228,8 +221,9 @@ pub(crate) fn sealed(content: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Creates a pair of sockets for messages.
-pub(crate) fn message_sockets(flags: SocketFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+pub(crate) fn message_sockets(flags: SocketFlags) -> io::Result<(OwnedFd, OwnedFd)> {
+    let sockets = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    Ok(sockets?)
 }
 
 /// Receives a report from a command's socket, with the terminal that accompanies it. Returns `None` when

@@ -37,15 +37,6 @@ pub(crate) struct LocalTransport {
 }
 
 impl LocalTransport {
-    /// Waits until a polled limit is exceeded.
-    async fn polled_limit_reached(&self) -> (PolicyField, u64) {
-        let limits = &self.shared.limits;
-        let count_processes = || count_processes(&self.shared);
-        // A command that can't write does not exceed a limit further.
-        let root = Some(&self.shared.root).filter(|_| self.access == WriteAccess::Full);
-        limits.reached(root, count_processes).await
-    }
-
     /// Measures the files after the command: exceeding a limit becomes its status.
     async fn check_files(&self, exit: &mut Exit) {
         if !self.shared.limits.files.are_measured() {
@@ -78,7 +69,7 @@ impl LocalTransport {
     async fn enforce_limits(&self, mut reports: ProcessReports) {
         let (field, limit) = select! {
             () = async { while reports.next().await.is_some() {} } => return,
-            reached = self.polled_limit_reached() => reached,
+            reached = self.limit_reached() => reached,
         };
         self.kill();
         self.shared.note(format!(
@@ -135,7 +126,11 @@ impl Transport for LocalTransport {
     }
 
     async fn limit_reached(&self) -> (PolicyField, u64) {
-        self.polled_limit_reached().await
+        let limits = &self.shared.limits;
+        let count_processes = || count_processes(&self.shared);
+        // A command that can't write does not exceed a limit further.
+        let root = Some(&self.shared.root).filter(|_| self.access == WriteAccess::Full);
+        limits.reached(root, count_processes).await
     }
 
     fn spill_path(&self, channel: Channel) -> Option<SandboxPath> {

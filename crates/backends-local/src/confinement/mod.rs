@@ -257,7 +257,10 @@ impl EnforcementState {
             has_network: in_namespaces && policy.network.is_some(),
             storage: plan.storage,
             sized: match (plan.storage, outcome.opened.first()) {
-                (Storage::Memory, _) => SizedFields::ALL,
+                (Storage::Memory, _) => SizedFields {
+                    disk: true,
+                    inodes: true,
+                },
                 (Storage::Image, Some(mounted)) => SizedFields::of(mounted, request.limits),
                 _ => SizedFields::default(),
             },

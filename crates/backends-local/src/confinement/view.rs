@@ -236,10 +236,8 @@ pub(crate) fn roots_within(
 
 /// Returns the canonical paths of roots, parents before children.
 pub(super) fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
-    let mut targets = Vec::new();
-    for root in roots {
-        targets.push(canonical(root)?);
-    }
+    let targets = roots.iter().map(|root| canonical(root));
+    let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
     targets.sort();
     Ok(targets)
 }

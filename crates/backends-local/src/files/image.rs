@@ -48,11 +48,6 @@ pub(crate) struct SizedFields {
 }
 
 impl SizedFields {
-    pub(crate) const ALL: Self = Self {
-        disk: true,
-        inodes: true,
-    };
-
     /// Returns the limits that the mounted file system of an image enforces. One that was made under other limits may be
     /// larger.
     pub(crate) fn of(mounted: impl AsFd, limits: &Limits) -> Self {

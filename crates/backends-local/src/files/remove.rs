@@ -21,10 +21,8 @@ impl Root {
             return unlinkat(&parent, name, AtFlags::empty()).map_err(failed);
         }
         let mut failures = RemovalFailures::default();
-        match remove_directory(parent.as_fd(), name, &mut failures) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(failures.error(&path.to_string(), error)),
-        }
+        remove_directory(parent.as_fd(), name, &mut failures)
+            .map_err(|error| failures.error(&path.to_string(), error))
     }
 
     /// Removes the sandbox's directory.

@@ -70,6 +70,7 @@ impl Root {
 }
 
 /// Bytes that are written together.
+#[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) pieces: Vec<Bytes>,
     pub(crate) size_bytes: usize,
@@ -80,22 +81,14 @@ pub(crate) struct Batch {
 impl Batch {
     /// Takes data until there are enough, or no more.
     pub(crate) async fn take(data: &mut ByteStream) -> Result<Self, SandboxError> {
-        let mut batch = Self {
-            pieces: Vec::new(),
-            size_bytes: 0,
-            is_last: false,
-        };
-        while batch.size_bytes < BATCH_BYTES {
-            match data.next().await {
+        let mut batch = Self::default();
+        while !batch.is_last && batch.size_bytes < BATCH_BYTES {
+            match data.next().await.transpose()? {
                 Some(piece) => {
-                    let piece = piece?;
                     batch.size_bytes += piece.len();
                     batch.pieces.push(piece);
                 }
-                None => {
-                    batch.is_last = true;
-                    break;
-                }
+                None => batch.is_last = true,
             }
         }
         Ok(batch)

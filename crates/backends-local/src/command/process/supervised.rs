@@ -79,13 +79,6 @@ pub(crate) struct ProcessReports {
 }
 
 impl ProcessReports {
-    /// Takes reports from a non-blocking socket.
-    fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self {
-            socket: register(socket, Interest::READABLE)?,
-        })
-    }
-
     /// Waits for a report, and for the master of the terminal that the sandbox has made.
     ///
     /// Returns `None` when nothing of the command is left, or its keeper or the whole sandbox is gone.
@@ -150,8 +143,9 @@ pub(crate) async fn launch(
     }
     let body = sealed(&body(launch, &channels, access)?).map_err(failed)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
-    let reports = ProcessReports::new(reports).map_err(failed)?;
+    let (reports, reports_end) = message_sockets(flags).map_err(failed)?;
+    let socket = register(reports, Interest::READABLE).map_err(failed)?;
+    let reports = ProcessReports { socket };
 
     let fds: Vec<BorrowedFd<'_>> = [&body, &reports_end]
         .into_iter()
