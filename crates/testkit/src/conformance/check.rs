@@ -200,3 +200,10 @@ pub(super) fn short(value: &impl Debug) -> String {
     const CHARS: usize = 400;
     shorten(&format!("{value:?}"), CHARS)
 }
+
+/// Returns bytes that don't repeat within any buffer.
+pub(super) fn noise(count: usize) -> Vec<u8> {
+    let numbers =
+        (0..count.div_ceil(4)).flat_map(|n| (n as u32).wrapping_mul(2_654_435_761).to_le_bytes());
+    numbers.take(count).collect()
+}

@@ -15,7 +15,7 @@ use cantle_files::{FileId, FileRecord, Files, FilesError, Limits, NewFile, Quota
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::check::{Checked, Failure, ensure, equal, same_bytes};
+use super::check::{Checked, Failure, ensure, equal, noise, same_bytes};
 use super::report::Report;
 use super::suite::{self, cases};
 
@@ -152,16 +152,9 @@ async fn an_empty_file_is_a_file(files: &Files) -> Checked {
     equal("the usage", files.usage(&owner).await?, Usage::new(1, 0))
 }
 
-/// Bytes without a period that a part has.
-fn pattern(length: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| (at % 251) as u8 ^ (at / 65_536) as u8)
-        .collect()
-}
-
 async fn a_large_file_streams_both_ways(files: &Files) -> Checked {
     let owner = someone("alice");
-    let bytes = Bytes::from(pattern(LARGE_BYTES));
+    let bytes = Bytes::from(noise(LARGE_BYTES));
     let chunks: Vec<_> = (0..LARGE_BYTES).step_by(100_000).collect();
     let source = stream::iter(chunks)
         .map(|from| Ok::<_, FilesError>(bytes.slice(from..LARGE_BYTES.min(from + 100_000))));

@@ -4,13 +4,12 @@
 
 use std::collections::BTreeSet;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest};
 use cantle_core::tool::{DynTool, OpenContext, ToolContext, ToolErrorKind, ToolProvider, ToolSet};
-use futures_util::future::poll_fn;
+use futures_util::FutureExt as _;
 use serde_json::{Map, Value, json};
 
 use super::check::{Checked, Failure, ensure, equal, refused, within};
@@ -318,13 +317,7 @@ async fn it_opens_again_after_a_dropped_open(provider: &dyn ToolProvider) -> Che
         let mut opened = None;
         for _ in 0..polls {
             if opened.is_none() {
-                opened = poll_fn(|cx| {
-                    Poll::Ready(match opening.as_mut().poll(cx) {
-                        Poll::Ready(opened) => Some(opened),
-                        Poll::Pending => None,
-                    })
-                })
-                .await;
+                opened = opening.as_mut().now_or_never();
                 tokio::task::yield_now().await;
             }
         }

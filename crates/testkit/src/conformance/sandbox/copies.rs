@@ -1,6 +1,6 @@
 //! Copies between two sandboxes of one or two backends, in both directions.
 
-use super::files::{UNUSUAL_NAMES, noise};
+use super::files::UNUSUAL_NAMES;
 use super::memory::MemoryMeter;
 use super::prelude::*;
 

@@ -20,13 +20,6 @@ cases! { cases for Harness:
     a_device_is_refused_at_once,
 }
 
-/// Returns bytes that don't repeat within any buffer.
-pub(super) fn noise(count: usize) -> Vec<u8> {
-    let numbers =
-        (0..count.div_ceil(4)).flat_map(|n| (n as u32).wrapping_mul(2_654_435_761).to_le_bytes());
-    numbers.take(count).collect()
-}
-
 async fn files_are_read_as_they_were_written(bench: &Bench<'_>) -> Checked {
     let file = path("file")?;
     for size in [0, 1, 4096, 65_535, 65_537, 3_000_000] {

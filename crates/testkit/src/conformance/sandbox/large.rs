@@ -1,6 +1,5 @@
 //! Unusually large trees and files: deeper than `PATH_MAX`, and a gigabyte.
 
-use super::files::noise;
 use super::memory::MemoryMeter;
 use super::prelude::*;
 

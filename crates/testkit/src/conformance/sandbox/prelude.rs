@@ -21,7 +21,7 @@ pub(super) use futures_util::{StreamExt as _, stream};
 pub(super) use tokio::time::{Instant, sleep, timeout};
 
 pub(super) use super::super::check::{
-    Checked, Failure, ensure, ensure_prompt, equal, refused, same_bytes, within,
+    Checked, Failure, ensure, ensure_prompt, equal, noise, refused, same_bytes, within,
 };
 pub(super) use super::super::suite::cases;
 pub(super) use super::bench::{
