@@ -22,7 +22,7 @@ impl Python {
         let on_path = ["python3", "python3.12", "python3.13", "python3.14"].map(PathBuf::from);
         on_path
             .into_iter()
-            .chain(of_pyenv())
+            .chain(of_pyenv().into_iter().flatten())
             .filter_map(Python::ask)
             .find(|python| python.version >= minimum)
             .with_context(|| {
@@ -163,18 +163,14 @@ pub fn source(name: &str) -> PathBuf {
 }
 
 /// Those that pyenv holds, active or not.
-fn of_pyenv() -> Vec<PathBuf> {
+fn of_pyenv() -> Option<Vec<PathBuf>> {
     let root = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
-    let Some(root) = root.or_else(|| Some(std::env::home_dir()?.join(".pyenv"))) else {
-        return Vec::new();
-    };
-    let Ok(versions) = fs::read_dir(root.join("versions")) else {
-        return Vec::new();
-    };
+    let root = root.or_else(|| Some(std::env::home_dir()?.join(".pyenv")))?;
+    let versions = fs::read_dir(root.join("versions")).ok()?;
     let mut pythons: Vec<PathBuf> = versions
         .flatten()
         .map(|version| version.path().join("bin/python"))
         .collect();
     pythons.sort();
-    pythons
+    Some(pythons)
 }

@@ -91,10 +91,8 @@ pub fn unpacked(installer: &Installer, peer: &str, packages: &[&str]) -> Result<
 
 /// Reports whether apt has package lists: images have none, and `apt-get download` needs them.
 fn has_package_lists() -> bool {
-    let Ok(lists) = fs::read_dir("/var/lib/apt/lists") else {
-        return false;
-    };
-    lists
-        .flatten()
-        .any(|list| list.file_name().to_string_lossy().contains("_Packages"))
+    fs::read_dir("/var/lib/apt/lists").is_ok_and(|lists| {
+        let mut names = lists.flatten().map(|list| list.file_name());
+        names.any(|name| name.to_string_lossy().contains("_Packages"))
+    })
 }
