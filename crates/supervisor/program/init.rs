@@ -141,14 +141,12 @@ impl<'b> Init<'b> {
             }
             Order::Connect { port, v6 } => {
                 if let Some(answer) = fds.first() {
-                    let (Errno(errno), socket) = match sys::connect_to_loopback(port, v6, false) {
-                        Ok(socket) => (Errno(0), socket),
-                        Err(errno) => (errno, NONE),
-                    };
-                    let sockets = &[socket][usize::from(socket == NONE)..];
+                    let connected = sys::connect_to_loopback(port, v6, false);
+                    let Errno(errno) = connected.err().unwrap_or(Errno(0));
+                    let socket = connected.ok();
                     // Fails if the owner is gone.
-                    let _ = sys::send(*answer, &errno.to_le_bytes(), sockets);
-                    sockets.iter().copied().for_each(sys::close);
+                    let _ = sys::send(*answer, &errno.to_le_bytes(), socket.as_slice());
+                    socket.into_iter().for_each(sys::close);
                 }
             }
         }
