@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::script::{ToolCall, Usage};
-use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, set};
+use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, set, set_some};
 
 /// Returns the answer as one JSON object.
 pub(super) fn whole(answer: &Answer<'_>) -> Value {
@@ -22,9 +22,7 @@ pub(super) fn whole(answer: &Answer<'_>) -> Value {
     }
     let choice = json!({"index": 0, "message": message, "finish_reason": answer.finish_reason()});
     let mut body = head(answer, "chat.completion", &json!([choice]));
-    if let Some(usage) = turn.usage {
-        set(&mut body, "usage", usage_json(usage));
-    }
+    set_some(&mut body, "usage", turn.usage.map(usage_json));
     body
 }
 
@@ -89,9 +87,7 @@ fn head(answer: &Answer<'_>, object: &str, choices: &Value) -> Value {
 fn tool_call(answer: &Answer<'_>, index: usize, call: &ToolCall, arguments: &str) -> Value {
     let function = json!({"name": call.name, "arguments": arguments});
     let mut value = json!({"type": "function", "function": function});
-    if let Some(id) = answer.call_id(index, call) {
-        set(&mut value, "id", id);
-    }
+    set_some(&mut value, "id", answer.call_id(index, call));
     value
 }
 
@@ -101,13 +97,9 @@ fn usage_json(usage: Usage) -> Value {
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
     });
-    if let Some(cached) = usage.cached {
-        let details = json!({"cached_tokens": cached});
-        set(&mut value, "prompt_tokens_details", details);
-    }
-    if let Some(reasoning) = usage.reasoning {
-        let details = json!({"reasoning_tokens": reasoning});
-        set(&mut value, "completion_tokens_details", details);
-    }
+    let cached = usage.cached.map(|it| json!({"cached_tokens": it}));
+    set_some(&mut value, "prompt_tokens_details", cached);
+    let reasoning = usage.reasoning.map(|it| json!({"reasoning_tokens": it}));
+    set_some(&mut value, "completion_tokens_details", reasoning);
     value
 }

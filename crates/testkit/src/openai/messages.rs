@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::script::Usage;
-use super::wire::{ARGUMENT_CHARS, Answer, Part, pieces, set};
+use super::wire::{ARGUMENT_CHARS, Answer, Part, pieces, set, set_some};
 
 /// Signature of all thinking blocks.
 const SIGNATURE: &str = "c2lnbmVk";
@@ -25,18 +25,14 @@ pub(super) fn whole(answer: &Answer<'_>) -> String {
     for (index, call) in turn.calls.iter().enumerate() {
         // Assembled as text, so that the arguments stay unchanged.
         let mut head = json!({"type": "tool_use", "name": call.name});
-        if let Some(id) = answer.call_id(index, call) {
-            set(&mut head, "id", id);
-        }
+        set_some(&mut head, "id", answer.call_id(index, call));
         let head = head.to_string();
         let head = head.strip_suffix('}').unwrap_or(&head);
         blocks.push(format!("{head},\"input\":{}}}", json_text(&call.arguments)));
     }
     let mut message = message(answer);
     set(&mut message, "stop_reason", stop_reason(answer));
-    if let Some(usage) = turn.usage {
-        set(&mut message, "usage", usage_json(usage));
-    }
+    set_some(&mut message, "usage", turn.usage.map(usage_json));
     let message = message.to_string();
     let message = message.strip_suffix('}').unwrap_or(&message);
     format!("{message},\"content\":[{}]}}", blocks.join(","))
@@ -54,14 +50,12 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     let turn = answer.turn;
     let mut start = message(answer);
     set(&mut start, "content", json!([]));
-    if let Some(usage) = turn.usage {
-        let before = Usage {
-            completion: 1,
-            reasoning: None,
-            ..usage
-        };
-        set(&mut start, "usage", usage_json(before));
-    }
+    let before = turn.usage.map(|usage| Usage {
+        completion: 1,
+        reasoning: None,
+        ..usage
+    });
+    set_some(&mut start, "usage", before.map(usage_json));
     let mut events = vec![json!({"type": "message_start", "message": start})];
     let mut index = 0;
     let mut block = |opening: Value, deltas: Vec<Value>| {
@@ -87,9 +81,7 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     }
     for (number, call) in turn.calls.iter().enumerate() {
         let mut opening = json!({"type": "tool_use", "name": call.name, "input": {}});
-        if let Some(id) = answer.call_id(number, call) {
-            set(&mut opening, "id", id);
-        }
+        set_some(&mut opening, "id", answer.call_id(number, call));
         let size = turn.delta_chars.or(Some(ARGUMENT_CHARS));
         let pieces = pieces(&call.arguments, size).into_iter();
         let deltas = pieces.map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
@@ -101,9 +93,7 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
         .collect();
     let delta = json!({"stop_reason": stop_reason(answer), "stop_sequence": null});
     let mut last = json!({"type": "message_delta", "delta": delta});
-    if let Some(usage) = turn.usage {
-        set(&mut last, "usage", usage_json(usage));
-    }
+    set_some(&mut last, "usage", turn.usage.map(usage_json));
     parts.push(answer.named(&last, turn.usage));
     parts.push(answer.named(&json!({"type": "message_stop"}), None));
     parts
@@ -138,9 +128,7 @@ fn usage_json(usage: Usage) -> Value {
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion,
     });
-    if let Some(reasoning) = usage.reasoning {
-        let details = json!({"thinking_tokens": reasoning});
-        set(&mut value, "output_tokens_details", details);
-    }
+    let reasoning = usage.reasoning.map(|it| json!({"thinking_tokens": it}));
+    set_some(&mut value, "output_tokens_details", reasoning);
     value
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::script::{ToolCall, Usage};
-use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, response_id, set};
+use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, response_id, set, set_some};
 
 /// Encrypted content of all reasoning items.
 const ENCRYPTED: &str = "ZW5jcnlwdGVk";
@@ -94,9 +94,7 @@ fn function_call(answer: &Answer<'_>, index: usize, call: &ToolCall, arguments: 
     let id = format!("fc_{}_{index}", answer.turn_index);
     let mut item =
         json!({"type": "function_call", "id": id, "name": call.name, "arguments": arguments});
-    if let Some(id) = answer.call_id(index, call) {
-        set(&mut item, "call_id", id);
-    }
+    set_some(&mut item, "call_id", answer.call_id(index, call));
     item
 }
 
@@ -108,13 +106,9 @@ fn finished(answer: &Answer<'_>, output: &Value) -> Value {
     };
     let status = reason.map_or("completed", |_| "incomplete");
     let mut finished = response(answer, status, output);
-    if let Some(reason) = reason {
-        let details = json!({"reason": reason});
-        set(&mut finished, "incomplete_details", details);
-    }
-    if let Some(usage) = answer.turn.usage {
-        set(&mut finished, "usage", usage_json(usage));
-    }
+    let details = reason.map(|reason| json!({"reason": reason}));
+    set_some(&mut finished, "incomplete_details", details);
+    set_some(&mut finished, "usage", answer.turn.usage.map(usage_json));
     finished
 }
 

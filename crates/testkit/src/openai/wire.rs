@@ -218,6 +218,13 @@ pub(super) fn set(object: &mut Value, field: &str, value: impl Serialize) {
     }
 }
 
+/// Sets a field that has a value.
+pub(super) fn set_some(object: &mut Value, field: &str, value: Option<impl Serialize>) {
+    if let Some(value) = value {
+        set(object, field, value);
+    }
+}
+
 /// Splits `text` into pieces of `chars` characters, or into words with their trailing space.
 pub(super) fn pieces(text: &str, chars: Option<usize>) -> Vec<String> {
     match chars {
