@@ -43,23 +43,18 @@ async fn is_killed(bench: &Bench<'_>, script: fn(&Token) -> String) -> Checked {
     bench.must_be_gone(&token).await
 }
 
-#[derive(Clone, Copy)]
-enum KeptProcess {
-    Child,
-    Daemon,
-}
+// Scripts that leave `$logger` running.
+const CHILD: &str = "$logger &";
+const DAEMON: &str = "( setsid $logger </dev/null >/dev/null 2>&1 & );";
 
-/// Runs a command that leaves one process writing to the file `log`, and returns its process id.
-async fn keep(bench: &Bench<'_>, kind: KeptProcess, token: &Token) -> Checked<u32> {
+/// Runs a script that leaves one process writing to the file `log`, and returns its process id.
+async fn keep(bench: &Bench<'_>, script: &str, token: &Token) -> Checked<u32> {
     // Writes a line fifty times a second without a child process, which would be listed too.
     let logger = "exec 3<>quiet; while :; do echo tick; read -t 0.02 -u 3; done > log";
     let logger_file = path("logger")?;
     bench.write_bytes(&logger_file, logger.into()).await?;
     let logger = format!("bash logger {}", token.as_str());
-    let start = match kind {
-        KeptProcess::Child => format!("{logger} &"),
-        KeptProcess::Daemon => format!("( setsid {logger} </dev/null >/dev/null 2>&1 & );"),
-    };
+    let start = script.replace("$logger", &logger);
     // Waits for the log: before `exec`, the command line is the shell's or empty.
     let script = format!("mkfifo quiet; {start} until [ -s log ]; do sleep 0.01; done");
     let request = SpawnRequest::shell(script).with_background(Background::Keep);
@@ -82,7 +77,7 @@ async fn keep(bench: &Bench<'_>, kind: KeptProcess, token: &Token) -> Checked<u3
 
 async fn a_kept_child_runs_on_and_is_listed(bench: &Bench<'_>) -> Checked {
     let [token, other] = [Token::new(), Token::new()];
-    let pid = keep(bench, KeptProcess::Child, &token).await?;
+    let pid = keep(bench, CHILD, &token).await?;
 
     // Another command's end does not affect it.
     bench.sh(&holder(&other)).await?;
@@ -100,7 +95,7 @@ async fn a_kept_child_runs_on_and_is_listed(bench: &Bench<'_>) -> Checked {
 
 async fn a_kept_daemon_is_listed(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let pid = keep(bench, KeptProcess::Daemon, &token).await?;
+    let pid = keep(bench, DAEMON, &token).await?;
     bench.stdout(&format!("kill {pid}")).await?;
     bench.must_be_gone(&token).await
 }
@@ -108,7 +103,7 @@ async fn a_kept_daemon_is_listed(bench: &Bench<'_>) -> Checked {
 async fn a_kept_process_ends_with_the_sandbox(bench: &Bench<'_>) -> Checked {
     bench.require_host_visible()?;
     let token = Token::new();
-    keep(bench, KeptProcess::Daemon, &token).await?;
+    keep(bench, DAEMON, &token).await?;
     within("the end of `close`", PROMPT_LIMIT, bench.close()).await??;
     bench.must_be_gone(&token).await
 }
