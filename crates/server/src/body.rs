@@ -5,8 +5,9 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody as _};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
+use futures_util::TryStreamExt as _;
 use http::header;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyDataStream, BodyExt as _};
 use tokio::time::timeout;
 
 use crate::accounts::{MemoryCharge, ResourceExhausted};
@@ -29,24 +30,14 @@ pub(crate) enum BodyError {
     Memory(#[from] ResourceExhausted),
 }
 
-/// Returns the next bytes of a body, or `None` at its end.
+/// Returns the next bytes of a body, or `None` at its end. Trailers are ignored.
 pub(crate) async fn next_chunk(
     body: &mut Body,
     idle: Duration,
 ) -> Result<Option<Bytes>, BodyError> {
-    loop {
-        match timeout(idle, body.frame()).await {
-            Err(_) => return Err(BodyError::Idle),
-            Ok(None) => return Ok(None),
-            Ok(Some(Err(_))) => return Err(BodyError::Disconnected),
-            Ok(Some(Ok(frame))) => {
-                // Trailers are ignored.
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
-                }
-            }
-        }
-    }
+    let chunk = timeout(idle, BodyDataStream::new(body).try_next()).await;
+    let chunk = chunk.map_err(|_| BodyError::Idle)?;
+    chunk.map_err(|_| BodyError::Disconnected)
 }
 
 /// Reads a whole body of at most `limit_bytes`. Each byte is charged as `weight` bytes, because a parsed
