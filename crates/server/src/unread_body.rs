@@ -33,19 +33,12 @@ pub(crate) const AUTHENTICATED: DiscardLimits = DiscardLimits {
 };
 
 /// A request body that is sent back when it is dropped before its end.
-pub(crate) struct TrackedBody {
-    body: Option<Incoming>,
-    returned: Option<oneshot::Sender<Incoming>>,
-}
+pub(crate) struct TrackedBody(Option<(Incoming, oneshot::Sender<Incoming>)>);
 
 /// Wraps a body and returns the receiver of its unread rest.
 pub(crate) fn track(body: Incoming) -> (TrackedBody, oneshot::Receiver<Incoming>) {
     let (sender, receiver) = oneshot::channel();
-    let tracked = TrackedBody {
-        body: Some(body),
-        returned: Some(sender),
-    };
-    (tracked, receiver)
+    (TrackedBody(Some((body, sender))), receiver)
 }
 
 /// Reads and discards the rest of an abandoned body, within the limits.
@@ -74,26 +67,25 @@ impl Body for TrackedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut self.body {
-            Some(body) => Pin::new(body).poll_frame(cx),
+        match &mut self.0 {
+            Some((body, _)) => Pin::new(body).poll_frame(cx),
             None => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.0.as_ref().is_none_or(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body
-            .as_ref()
-            .map_or_else(SizeHint::default, Body::size_hint)
+        let body = self.0.as_ref().map(|(body, _)| body.size_hint());
+        body.unwrap_or_default()
     }
 }
 
 impl Drop for TrackedBody {
     fn drop(&mut self) {
-        if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take())
+        if let Some((body, returned)) = self.0.take()
             && !body.is_end_stream()
         {
             // Fails if the connection has ended.
