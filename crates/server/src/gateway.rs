@@ -72,7 +72,7 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
         ENVD_PORT => None,
         INTERPRETER_PORT => match live.contexts() {
             Some(contexts) => Some(contexts),
-            None => return unanswered(id, port, Unanswered::closed()),
+            None => return unanswered(id, port, ports::closed()),
         },
         _ => {
             if let Err(error) = access {
@@ -228,7 +228,7 @@ fn not_found(id: &str) -> Response {
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-fn unanswered(id: &str, port: u16, Unanswered { status, message }: Unanswered) -> Response {
+fn unanswered(id: &str, port: u16, (status, message): Unanswered) -> Response {
     let code = status.as_u16();
     let body = json!({ "sandboxId": id, "message": message, "port": port, "code": code });
     (status, Json(body)).into_response()

@@ -35,25 +35,13 @@ const CONNECTION_HEADERS: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// The reason why a port does not answer.
-pub(crate) struct Unanswered {
-    pub(crate) status: StatusCode,
-    pub(crate) message: String,
-}
+/// Status and reason of a port that does not answer.
+pub(crate) type Unanswered = (StatusCode, String);
 
-impl Unanswered {
-    fn new(status: StatusCode, message: impl std::fmt::Display) -> Self {
-        Self {
-            status,
-            message: message.to_string(),
-        }
-    }
-
-    /// Returns the reason of a port without a server.
-    pub(crate) fn closed() -> Self {
-        let message = "The sandbox is running but port is not open";
-        Self::new(StatusCode::BAD_GATEWAY, message)
-    }
+/// Returns the reason of a port without a server.
+pub(crate) fn closed() -> Unanswered {
+    let message = "The sandbox is running but port is not open";
+    (StatusCode::BAD_GATEWAY, message.to_owned())
 }
 
 /// Passes a request to a port of a sandbox. It has a connection of its own, which ends with the response.
@@ -64,20 +52,20 @@ pub(crate) async fn forward(
 ) -> Result<Response, Unanswered> {
     let sandbox = live
         .acquire()
-        .map_err(|error| Unanswered::new(StatusCode::BAD_GATEWAY, error))?;
+        .map_err(|error| (StatusCode::BAD_GATEWAY, error.to_string()))?;
     let descriptors = sandbox.account.take_descriptors();
     let descriptors =
-        descriptors.map_err(|error| Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error))?;
+        descriptors.map_err(|error| (StatusCode::TOO_MANY_REQUESTS, error.to_string()))?;
     let connected = sandbox.connect(port).await;
     let connection = connected.map_err(|error| match error.kind() {
-        SandboxErrorKind::NotFound => Unanswered::closed(),
-        SandboxErrorKind::Unavailable => Unanswered::new(StatusCode::TOO_MANY_REQUESTS, error),
-        _ => Unanswered::new(StatusCode::BAD_GATEWAY, error),
+        SandboxErrorKind::NotFound => closed(),
+        SandboxErrorKind::Unavailable => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
+        _ => (StatusCode::BAD_GATEWAY, error.to_string()),
     })?;
     drop(sandbox);
     let invalid = |error: hyper::Error| {
         let reason = format!("the server at this port did not answer in HTTP: {error}");
-        Unanswered::new(StatusCode::BAD_GATEWAY, reason)
+        (StatusCode::BAD_GATEWAY, reason)
     };
     let handshake = http1::handshake(TokioIo::new(connection)).await;
     let (mut sender, driver) = handshake.map_err(invalid)?;
@@ -101,7 +89,7 @@ pub(crate) async fn forward(
     let answer = timeout(RESPONSE_HEAD_TIMEOUT, sender.send_request(request)).await;
     let answer = answer.map_err(|_| {
         let reason = "the server at this port did not answer in time";
-        Unanswered::new(StatusCode::GATEWAY_TIMEOUT, reason)
+        (StatusCode::GATEWAY_TIMEOUT, reason.to_owned())
     })?;
     let mut answer = answer.map_err(invalid)?;
     let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -121,7 +109,7 @@ pub(crate) async fn forward(
         }
         (true, None) => {
             let reason = "the server at this port changed the protocol unasked";
-            Err(Unanswered::new(StatusCode::BAD_GATEWAY, reason))
+            Err((StatusCode::BAD_GATEWAY, reason.to_owned()))
         }
         (false, _) => {
             remove_connection_headers(answer.headers_mut(), false);
