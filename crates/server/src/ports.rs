@@ -96,13 +96,9 @@ pub(crate) async fn forward(
     match (is_upgraded, upgraded.filter(|_| is_upgrade)) {
         (true, Some(client)) => {
             let server = upgrade::on(&mut answer);
-            let ended = live.ended.clone();
-            live.tasks.spawn(async move {
+            live.spawn(async move {
                 let _held = (client_connection, driver);
-                tokio::select! {
-                    () = ended.cancelled() => {}
-                    () = copy(client, server) => {}
-                }
+                copy(client, server).await;
             });
             remove_connection_headers(answer.headers_mut(), true);
             Ok(answer.map(|_| Body::empty()))

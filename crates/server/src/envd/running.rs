@@ -38,7 +38,6 @@ pub(crate) struct RunningSandbox {
     pub(crate) uploads: Uploads,
     /// Metadata of uploaded files.
     pub(crate) metadata: Metadata,
-    /// Tasks that end with the sandbox.
     pub(crate) tasks: Tasks,
     pub(crate) account: Account,
     /// Maximum duration of an execution of code.
@@ -87,6 +86,15 @@ impl RunningSandbox {
     /// Returns the contexts of its code interpreter, if there is one.
     pub(crate) fn contexts(&self) -> Option<Arc<Contexts>> {
         self.opened.lock().as_ref()?.contexts.clone()
+    }
+
+    /// Spawns a task that ends with the sandbox.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        // Boxed: an `async` block keeps room for each move of a future.
+        let (ended, task) = (self.ended.clone(), Box::pin(task));
+        self.tasks.spawn(async move {
+            ended.run_until_cancelled(task).await;
+        });
     }
 
     /// Returns a reference to the sandbox.

@@ -51,8 +51,8 @@ pub(super) async fn execute(
     let mut code = CodeRequest::new(id, request.code, live.max_execution, cancellation.clone());
     code.directory = Some(context.info.cwd.clone());
     code.environment = request.env_vars.unwrap_or_default();
-    let (ended, gone) = (live.ended.clone(), live.gone.clone());
-    let executed = async move {
+    let gone = live.gone.clone();
+    live.spawn(async move {
         events.started(context.next_number()).await;
         let executed = match context.info.language {
             Language::Python => contexts.session.execute(code, &mut events).await,
@@ -77,12 +77,6 @@ pub(super) async fn execute(
         contexts.end_if_removed(&context.info.id).await;
         // Kept until the code has ended.
         drop((contexts, sandbox_use, lease, permit, charge));
-    };
-    live.tasks.spawn(async move {
-        tokio::select! {
-            () = executed => {}
-            () = ended.cancelled() => {}
-        }
     });
     let guard = cancellation.drop_guard();
     let lines = stream::unfold((lines, guard), |(mut lines, guard)| async move {

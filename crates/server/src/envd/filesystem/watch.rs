@@ -78,30 +78,24 @@ pub(super) async fn create(
     let watcher = Arc::new(BufferedWatcher::new(watched));
     let collecting = collect(Arc::downgrade(live), Arc::downgrade(&watcher));
     live.watchers.add(watcher_id.clone(), watcher, slot);
-    live.tasks.spawn(collecting);
+    live.spawn(collecting);
     Ok(Json(json!({ "watcherId": watcher_id })))
 }
 
-/// Collects the events of a watcher until it is removed or the sandbox ends.
+/// Collects the events of a watcher until it is removed.
 async fn collect(live: Weak<RunningSandbox>, watcher: Weak<BufferedWatcher>) {
     loop {
         let next = {
             let (Some(live), Some(watcher)) = (live.upgrade(), watcher.upgrade()) else {
                 return;
             };
-            let collected = async {
-                let is_attended = watcher.unattended() < ATTENDED;
-                let mut watched = watcher.watched.lock().await;
-                if is_attended {
-                    // The next fetch reports a failure, if it persists.
-                    let _ = watched.poll(&live).await;
-                }
-                is_attended.then(|| watched.next_listing(&live))
-            };
-            tokio::select! {
-                next = collected => next,
-                () = live.ended.cancelled() => return,
+            let is_attended = watcher.unattended() < ATTENDED;
+            let mut watched = watcher.watched.lock().await;
+            if is_attended {
+                // The next fetch reports a failure, if it persists.
+                let _ = watched.poll(&live).await;
             }
+            is_attended.then(|| watched.next_listing(&live))
         };
         match next {
             Some(next) => {

@@ -88,15 +88,13 @@ pub(crate) async fn start(
     let events = command.subscribe();
     let idle = live.commands.idle_timeout;
     live.commands.add(&command);
-    let (ended, gone) = (live.ended.clone(), live.gone.clone());
-    live.tasks.spawn(async move {
+    let gone = live.gone.clone();
+    live.spawn(async move {
         // Keeps the sandbox until the command has ended.
         let _held = (sandbox_use, descriptors);
-        tokio::select! {
-            result = command.drive(process, output, requests, idle, slot) => if result.is_err() {
-                gone.cancel();
-            },
-            () = ended.cancelled() => {}
+        let driven = command.drive(process, output, requests, idle, slot);
+        if driven.await.is_err() {
+            gone.cancel();
         }
     });
     Ok((pid, events))
