@@ -101,7 +101,7 @@ async fn collect(live: Weak<RunningSandbox>, watcher: Weak<BufferedWatcher>) {
             Some(next) => {
                 // Even if there is no place for further events.
                 sleep(INTERVAL).await;
-                next.wait().await;
+                next.await;
             }
             None => sleep(QUIET_INTERVAL).await,
         }
@@ -147,7 +147,7 @@ pub(super) async fn stream(
                 let message = envelope::wrap(0, message.as_bytes());
                 return Some((StreamItem::Message(message), Some((slot, live, watched))));
             }
-            watched.next_listing(&live).wait().await;
+            watched.next_listing(&live).await;
             if let Err(error) = watched.poll(&live).await {
                 if error.is_gone {
                     live.gone.cancel();

@@ -8,7 +8,6 @@ use cantle_core::sandbox::{ChangeNotice, SandboxPath};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use super::entry::{self, EntryInfo};
 use crate::accounts::MemoryCharge;
@@ -202,31 +201,23 @@ impl WatchedDirectory {
         (std::mem::take(&mut self.unsent), charge)
     }
 
-    /// Returns when the next listing is due.
-    pub(super) fn next_listing(&self, live: &RunningSandbox) -> NextListing {
+    /// Waits until the next listing is due: for a time, and if there are notices, for one of a change.
+    pub(super) fn next_listing(
+        &self,
+        live: &RunningSandbox,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let watchers = u32::try_from(live.watchers.count()).unwrap_or(u32::MAX);
         let listing_time = self.listing_time.saturating_mul(INTERVAL_PER_LISTING_TIME);
         let is_quiet = self.notice.is_none() && self.last_change.elapsed() >= QUIET_AFTER;
         let interval = if is_quiet { QUIET_INTERVAL } else { INTERVAL };
         let interval = interval.max(listing_time.saturating_mul(watchers.max(1)));
-        NextListing {
-            earliest: self.listed_at + interval,
-            changed: self.notice.as_ref().map(|it| it.changed().clone()),
-        }
-    }
-}
-
-/// The condition for the next listing of a directory: a time, and if there are notices, one of a change.
-pub(super) struct NextListing {
-    earliest: Instant,
-    changed: Option<CancellationToken>,
-}
-
-impl NextListing {
-    pub(super) async fn wait(self) {
-        sleep_until(self.earliest).await;
-        if let Some(changed) = self.changed {
-            changed.cancelled().await;
+        let earliest = self.listed_at + interval;
+        let changed = self.notice.as_ref().map(|it| it.changed().clone());
+        async move {
+            sleep_until(earliest).await;
+            if let Some(changed) = changed {
+                changed.cancelled().await;
+            }
         }
     }
 }
