@@ -4,30 +4,24 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use cantle_core::sandbox::FileKind;
+use serde::Serialize;
 
 use super::listing::ListedEntry;
 
 /// A change of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum Change {
+    #[serde(rename = "EVENT_TYPE_CREATE")]
     Created,
     /// Renamed away; the new name has a `Created` event.
+    #[serde(rename = "EVENT_TYPE_RENAME")]
     Renamed,
+    #[serde(rename = "EVENT_TYPE_CHMOD")]
     ModeChanged,
+    #[serde(rename = "EVENT_TYPE_WRITE")]
     Written,
+    #[serde(rename = "EVENT_TYPE_REMOVE")]
     Removed,
-}
-
-impl Change {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "EVENT_TYPE_CREATE",
-            Self::Renamed => "EVENT_TYPE_RENAME",
-            Self::ModeChanged => "EVENT_TYPE_CHMOD",
-            Self::Written => "EVENT_TYPE_WRITE",
-            Self::Removed => "EVENT_TYPE_REMOVE",
-        }
-    }
 }
 
 /// Returns the changes between two listings, sorted by path, with the current entry, or the previous one if

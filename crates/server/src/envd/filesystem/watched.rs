@@ -38,7 +38,7 @@ const TEMPORARY_PREFIX: &[u8] = b".cantle-";
 struct WatchEvent {
     name: String,
     #[serde(rename = "type")]
-    change: &'static str,
+    change: Change,
     #[serde(skip_serializing_if = "Option::is_none")]
     entry: Option<EntryInfo>,
 }
@@ -165,7 +165,7 @@ impl WatchedDirectory {
                 };
                 let event = WatchEvent {
                     name: String::from_utf8_lossy(&entry.relative_path).into_owned(),
-                    change: change.as_str(),
+                    change,
                     entry: described,
                 };
                 let failed = |error| EnvdError::internal(format!("{error}"));
