@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError, Signal};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::envd::rpc::{envelope, json as protobuf};
 
@@ -93,7 +93,8 @@ pub(crate) struct ProcessRequest {
     pub(crate) pty: Option<Pty>,
     #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
-    pub(crate) signal: Option<SignalValue>,
+    /// Name or number.
+    pub(crate) signal: Option<Value>,
 }
 
 /// A message of an input stream: the process, or input for it.
@@ -102,14 +103,6 @@ pub(crate) struct ProcessRequest {
 pub(crate) struct StreamInputRequest {
     pub(crate) start: Option<ProcessRequest>,
     pub(crate) data: Option<ProcessRequest>,
-}
-
-/// A signal, by name or number.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum SignalValue {
-    Number(i64),
-    Name(String),
 }
 
 #[derive(Debug, Serialize)]
@@ -179,7 +172,7 @@ pub(crate) fn lost(error: &SandboxError) -> Bytes {
     envelope::encode(&json!({ "event": { "end": end } }))
 }
 
-fn by_signal(status: &str) -> serde_json::Value {
+fn by_signal(status: &str) -> Value {
     json!({ "exitCode": -1, "exited": false, "status": status, "error": status })
 }
 
@@ -196,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    fn json_of(envelope: &Bytes) -> serde_json::Value {
+    fn json_of(envelope: &Bytes) -> Value {
         serde_json::from_slice(&envelope[envelope::HEAD_BYTES..]).unwrap()
     }
 

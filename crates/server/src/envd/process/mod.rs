@@ -10,12 +10,13 @@ use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::Signal;
 use http::{Request, StatusCode};
+use serde_json::Value;
 use tokio::time::timeout;
 
 use self::subscription::subscription;
 use super::commands::command::{ControlRequest, RunningCommand};
 use super::commands::messages::{
-    Input, ListResponse, ProcessRequest, SignalValue, StartRequest, StreamInputRequest,
+    Input, ListResponse, ProcessRequest, StartRequest, StreamInputRequest,
 };
 use super::error::{EnvdError, Result, RpcCode};
 use super::rpc::envelope::EnvelopeReader;
@@ -182,12 +183,11 @@ async fn send_signal(live: &RunningSandbox, request: ProcessRequest) -> Result<E
     Ok(Empty)
 }
 
-fn parse_signal(signal: Option<&SignalValue>) -> Result<Signal> {
+fn parse_signal(signal: Option<&Value>) -> Result<Signal> {
+    let signal = signal.map(|signal| (signal.as_str(), signal.as_i64()));
     match signal {
-        Some(SignalValue::Number(9)) => Ok(Signal::KILL),
-        Some(SignalValue::Number(15)) => Ok(Signal::TERM),
-        Some(SignalValue::Name(name)) if name == "SIGNAL_SIGKILL" => Ok(Signal::KILL),
-        Some(SignalValue::Name(name)) if name == "SIGNAL_SIGTERM" => Ok(Signal::TERM),
+        Some((Some("SIGNAL_SIGKILL"), _) | (_, Some(9))) => Ok(Signal::KILL),
+        Some((Some("SIGNAL_SIGTERM"), _) | (_, Some(15))) => Ok(Signal::TERM),
         _ => Err(EnvdError::invalid(
             "the signal must be SIGNAL_SIGKILL or SIGNAL_SIGTERM",
         )),
