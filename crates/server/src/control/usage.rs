@@ -9,33 +9,28 @@ use url::form_urlencoded;
 
 use super::{Addressed, Client};
 use crate::api_error::{ApiError, ApiResult};
-use crate::envd::usage::{self, Usage};
+use crate::envd::usage;
 use crate::fleet::Member;
 
 /// Maximum sandboxes per request, and concurrent measurements.
 const MAX_SANDBOXES: usize = 100;
 const CONCURRENCY: usize = 8;
 
-fn to_json(usage: &Usage) -> Value {
-    json!({
-        "timestamp": usage.at,
-        "timestampUnix": usage.at.as_second(),
-        "cpuCount": usage.cpu_count,
-        "cpuUsedPct": usage.cpu_used_percent,
-        "memUsed": usage.memory_used,
-        "memTotal": usage.memory_total,
-        "memCache": usage.memory_cache,
-        "diskUsed": usage.disk_used,
-        "diskTotal": usage.disk_total,
-    })
-}
-
 /// Measures a sandbox whose policy may limit its memory to fewer bytes than the machine has.
 async fn measure(member: &Member, memory_limit: Option<u64>) -> Option<Value> {
     let running = member.running()?;
-    let mut usage = usage::measure(&running).await.ok()?;
-    usage.memory_total = usage.memory_total.min(memory_limit.unwrap_or(u64::MAX));
-    Some(to_json(&usage))
+    let usage = usage::measure(&running).await.ok()?;
+    Some(json!({
+        "timestamp": usage.at,
+        "timestampUnix": usage.at.as_second(),
+        "cpuCount": usage.cpu_count,
+        "cpuUsedPct": usage.cpu_used_pct,
+        "memUsed": usage.mem_used,
+        "memTotal": usage.mem_total.min(memory_limit.unwrap_or(u64::MAX)),
+        "memCache": usage.mem_cache,
+        "diskUsed": usage.disk_used,
+        "diskTotal": usage.disk_total,
+    }))
 }
 
 /// `GET /sandboxes/{id}/metrics`: one current measurement, if the time is in the range of the query.

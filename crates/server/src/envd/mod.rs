@@ -27,7 +27,6 @@ use axum::response::{IntoResponse as _, Response};
 use cantle_core::secret::SecretText;
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
-use serde_json::json;
 
 pub(crate) use self::access::SandboxUse;
 use self::error::{EnvdError, SandboxGone, plain};
@@ -76,17 +75,7 @@ pub(crate) async fn route(
             message.map_or_else(EnvdError::into_plain, LargeMessage::into_response)
         }
         (Method::GET, "/metrics") => match usage::measure(live).await {
-            Ok(usage) => Json(json!({
-                "ts": usage.at.as_second(),
-                "cpu_count": usage.cpu_count,
-                "cpu_used_pct": usage.cpu_used_percent,
-                "mem_total": usage.memory_total,
-                "mem_used": usage.memory_used,
-                "mem_cache": usage.memory_cache,
-                "disk_used": usage.disk_used,
-                "disk_total": usage.disk_total,
-            }))
-            .into_response(),
+            Ok(usage) => Json(usage).into_response(),
             Err(error) => error.into_plain(),
         },
         (Method::GET | Method::POST, _) => plain(StatusCode::NOT_FOUND, "path not found"),

@@ -1,6 +1,8 @@
 //! Resource usage, measured inside the sandbox.
 
 use jiff::Timestamp;
+use jiff::fmt::serde::timestamp;
+use serde::Serialize;
 
 use super::RunningSandbox;
 use super::error::Result;
@@ -19,16 +21,17 @@ while read -r k v _; do case $k in MemTotal:|Cached:) echo "$k $v";; esac; done 
 df -kP . | tail -1
 "#;
 
-/// Used and total resources; sizes in bytes.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Used and total resources, as envd reports them; sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Usage {
+    #[serde(rename = "ts", with = "timestamp::second::required")]
     pub(crate) at: Timestamp,
     pub(crate) cpu_count: u64,
     /// In percent of one processor.
-    pub(crate) cpu_used_percent: f64,
-    pub(crate) memory_used: u64,
-    pub(crate) memory_total: u64,
-    pub(crate) memory_cache: u64,
+    pub(crate) cpu_used_pct: f64,
+    pub(crate) mem_used: u64,
+    pub(crate) mem_total: u64,
+    pub(crate) mem_cache: u64,
     pub(crate) disk_used: u64,
     pub(crate) disk_total: u64,
 }
@@ -61,13 +64,13 @@ fn parse(text: &str) -> Usage {
         // A command may have replaced the program that prints them.
         let kibibytes = |at| number(at).saturating_mul(1024);
         match words.first() {
-            Some(&"MemTotal:") => usage.memory_total = kibibytes(1),
-            Some(&"Cached:") => usage.memory_cache = kibibytes(1),
+            Some(&"MemTotal:") => usage.mem_total = kibibytes(1),
+            Some(&"Cached:") => usage.mem_cache = kibibytes(1),
             _ if index == 0 => {
                 usage.cpu_count = number(0);
                 let ticks_in_time = (number(1) as f64 / 10.0).max(1.0);
-                usage.cpu_used_percent = number(2) as f64 / ticks_in_time * 100.0;
-                usage.memory_used = number(3);
+                usage.cpu_used_pct = number(2) as f64 / ticks_in_time * 100.0;
+                usage.mem_used = number(3);
             }
             _ => {
                 usage.disk_total = kibibytes(1);
@@ -89,10 +92,10 @@ mod tests {
         let expected = Usage {
             at: usage.at,
             cpu_count: 2,
-            cpu_used_percent: 50.0,
-            memory_used: 4096,
-            memory_total: 8192,
-            memory_cache: 2048,
+            cpu_used_pct: 50.0,
+            mem_used: 4096,
+            mem_total: 8192,
+            mem_cache: 2048,
             disk_used: 40 * 1024,
             disk_total: 100 * 1024,
         };
