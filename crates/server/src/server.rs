@@ -18,9 +18,8 @@ pub use self::builder::ServerBuilder;
 use crate::address::{self, Destination};
 use crate::api_error::ApiError;
 use crate::connections;
-use crate::control;
+use crate::control::Control;
 use crate::error::ServeError;
-use crate::extension::Extensions;
 use crate::fleet::Fleet;
 use crate::gateway;
 use crate::tools::{ToolRoutes, ToolService};
@@ -29,9 +28,7 @@ use crate::tools::{ToolRoutes, ToolService};
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    fleet: Arc<Fleet>,
-    extensions: Arc<Extensions>,
-    tools: Option<Arc<ToolRoutes>>,
+    dispatcher: Dispatcher,
 }
 
 impl fmt::Debug for Server {
@@ -57,8 +54,12 @@ impl Server {
     /// Must be called on a Tokio runtime.
     #[must_use]
     pub fn tools(mut self, service: ToolService) -> Self {
-        self.tools = Some(Arc::new(ToolRoutes::new(service, &self.fleet)));
+        self.dispatcher.tools = Some(ToolRoutes::new(service, self.fleet()));
         self
+    }
+
+    fn fleet(&self) -> &Arc<Fleet> {
+        &self.dispatcher.control.fleet
     }
 
     /// Returns the local address.
@@ -70,19 +71,19 @@ impl Server {
     /// unreadable. Other kept sandboxes of this server's backend can be removed: a server killed while
     /// pausing a sandbox may have kept it without recording it.
     pub fn paused(&self) -> Option<Vec<SandboxHandle>> {
-        self.fleet.paused()
+        self.fleet().paused()
     }
 
     /// Returns the records of paused sandboxes that could not be read, with the reasons. The files stay as
     /// they are, and so do all kept sandboxes.
     pub fn unreadable_records(&self) -> &[(PathBuf, io::Error)] {
-        self.fleet.unreadable_records()
+        self.fleet().unreadable_records()
     }
 
     /// Returns the number of running sandboxes, each with one command, that the process's limit of open
     /// files allows.
     pub fn sandboxes_by_open_files(&self) -> usize {
-        self.fleet.accounts.sandboxes_by_descriptors()
+        self.fleet().accounts.sandboxes_by_descriptors()
     }
 
     /// Serves until `shutdown` is cancelled, then closes or pauses all sandboxes and returns.
@@ -92,52 +93,49 @@ impl Server {
     /// # Errors
     /// [`LeftBehind`](crate::ServeErrorKind::LeftBehind) if a sandbox could not be closed.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), ServeError> {
-        let fleet = &self.fleet;
-        let dispatcher = Arc::new(Dispatcher {
-            control: control::Control::new(Arc::clone(fleet), Arc::clone(&self.extensions)),
-            fleet: Arc::clone(fleet),
-            tools: self.tools.clone(),
-        });
-        let accounts = Arc::clone(&fleet.accounts);
+        let dispatcher = Arc::new(self.dispatcher);
+        let accounts = Arc::clone(&dispatcher.control.fleet.accounts);
+        let answering = Arc::clone(&dispatcher);
         let answer = move |request| {
-            let dispatcher = Arc::clone(&dispatcher);
+            let dispatcher = Arc::clone(&answering);
             async move { dispatcher.answer(request).await }
         };
-        let stop = async {
-            if let Some(tools) = &self.tools {
-                tools.stop().await;
-            }
-            for extension in self.extensions.values() {
-                extension.stop().await;
-            }
-            fleet.stop().await
-        };
+        let stop = dispatcher.stop();
         connections::serve(self.listener, accounts, shutdown, answer, stop).await
     }
 }
 
 /// Dispatches requests to the control plane, to envd and to the service of tools.
 struct Dispatcher {
-    control: control::Control,
-    fleet: Arc<Fleet>,
-    tools: Option<Arc<ToolRoutes>>,
+    control: Control,
+    tools: Option<ToolRoutes>,
 }
 
 impl Dispatcher {
     async fn answer(&self, request: Request<Body>) -> Response {
+        let fleet = &self.control.fleet;
         match address::destination(&request) {
-            Destination::Sandbox { id, port } => {
-                gateway::serve(&self.fleet, &id, port, request).await
-            }
+            Destination::Sandbox { id, port } => gateway::serve(fleet, &id, port, request).await,
             Destination::Malformed => ApiError::bad_request(
                 "the headers e2b-sandbox-id and e2b-sandbox-port are incomplete or invalid",
             )
             .into_response(),
-            Destination::ByCredential => gateway::serve_by_credential(&self.fleet, request).await,
+            Destination::ByCredential => gateway::serve_by_credential(fleet, request).await,
             Destination::ControlPlane => match &self.tools {
                 Some(tools) if ToolRoutes::has(request.uri().path()) => tools.answer(request).await,
                 _ => self.control.answer(request).await,
             },
         }
+    }
+
+    /// Ends all calls and sandboxes.
+    async fn stop(&self) -> Result<(), ServeError> {
+        if let Some(tools) = &self.tools {
+            tools.stop().await;
+        }
+        for extension in self.control.extensions.values() {
+            extension.stop().await;
+        }
+        self.control.fleet.stop().await
     }
 }

@@ -44,9 +44,9 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// Handler of the control plane.
 pub(crate) struct Control {
-    fleet: Arc<Fleet>,
+    pub(crate) fleet: Arc<Fleet>,
     router: TowerToHyperService<Router>,
-    extensions: Arc<Extensions>,
+    pub(crate) extensions: Extensions,
 }
 
 /// State shared by the handlers.
@@ -105,7 +105,7 @@ impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
 }
 
 impl Control {
-    pub(crate) fn new(fleet: Arc<Fleet>, extensions: Arc<Extensions>) -> Self {
+    pub(crate) fn new(fleet: Arc<Fleet>, extensions: Extensions) -> Self {
         let state = ControlState {
             fleet: Arc::clone(&fleet),
             idempotency: Arc::default(),

@@ -13,7 +13,8 @@ use cantle_core::sandbox::Backend;
 use cantle_core::secret::SecretText;
 use tokio::net::TcpListener;
 
-use super::Server;
+use super::{Dispatcher, Server};
+use crate::control::Control;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::extension::{Extension, Extensions};
 use crate::fleet::Fleet;
@@ -162,9 +163,10 @@ impl ServerBuilder {
         Ok(Server {
             address: listener.local_addr().map_err(failed)?,
             listener,
-            fleet: Fleet::open(self.settings).await?,
-            extensions: Arc::new(self.extensions),
-            tools: None,
+            dispatcher: Dispatcher {
+                control: Control::new(Fleet::open(self.settings).await?, self.extensions),
+                tools: None,
+            },
         })
     }
 }
