@@ -18,7 +18,7 @@ use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, Uri};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
@@ -130,17 +130,7 @@ impl Control {
             .route("/sandboxes/{id}/network", put(sandboxes::update_network))
             .route("/sandboxes/{id}/fork", any(unsupported_of))
             .route("/sandboxes/{id}/snapshots", any(unsupported_of))
-            .route("/snapshots", any(unsupported))
-            .route("/templates", any(unsupported))
             .route("/templates/aliases/{alias}", get(template_alias))
-            .route("/templates/{*rest}", any(unsupported))
-            .route("/v2/templates", any(unsupported))
-            .route("/v2/templates/{*rest}", any(unsupported))
-            .route("/v3/templates", any(unsupported))
-            .route("/volumes", any(unsupported))
-            .route("/volumes/{*rest}", any(unsupported))
-            .route("/secrets", any(unsupported))
-            .route("/secrets/{*rest}", any(unsupported))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             .with_state(state);
@@ -215,8 +205,13 @@ async fn unsupported_of(_: Addressed) -> ApiError {
     unsupported().await
 }
 
-async fn unknown() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "path not found")
+/// Refuses a path that this server does not have.
+async fn unknown(uri: Uri) -> ApiError {
+    let mut segments = uri.path().split('/').skip(1);
+    match segments.find(|it| !matches!(*it, "v2" | "v3")) {
+        Some("snapshots" | "templates" | "volumes" | "secrets") => unsupported().await,
+        _ => ApiError::new(StatusCode::NOT_FOUND, "path not found"),
+    }
 }
 
 async fn wrong_method() -> ApiError {

@@ -185,6 +185,7 @@ async fn unsupported_requests_are_refused() {
     for (path, status) in [
         ("/v3/templates", 501),
         ("/snapshots", 501),
+        ("/v2/secrets/x", 501),
         ("/x", 404),
         (fork, 404),
     ] {
