@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use cantle_core::escape::join_up_to;
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
@@ -145,9 +146,9 @@ impl Fleet {
             .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &PrincipalId) -> SandboxState {
+    fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &PrincipalId) -> Arc<RunningSandbox> {
         let running = RunningSandbox::new(sandbox, &self.settings, &self.accounts, owner);
-        SandboxState::Running(Arc::new(running))
+        Arc::new(running)
     }
 
     /// Takes the place of a running sandbox.
@@ -176,7 +177,8 @@ impl Fleet {
         })
     }
 
-    /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends.
+    /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends. Runs as an operation of
+    /// [`finish`](Self::finish).
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: PrincipalId,
@@ -197,37 +199,32 @@ impl Fleet {
             started_at: Timestamp::now(),
             spec,
         };
-        self.finish(|fleet| async move {
-            let cx = fleet.context(&identity);
-            // The semaphore is never closed.
-            let permit = fleet.opening.acquire().await.ok();
-            let opened = match backend.open(cx.clone().durable()).await {
-                // A durable sandbox may support less isolation; prefer one that can't be paused.
-                Err(error) if error.kind() == SandboxErrorKind::Unenforceable => {
-                    backend.open(cx).await
-                }
-                opened => opened,
-            };
-            drop(permit);
-            let sandbox = opened.map_err(|error| ApiError::open_failed(&error))?;
-            let running = fleet.running(sandbox, &identity.owner);
-            let member = Arc::new(Member::new(identity, running, kept));
-            member.set_place(Some(place));
-            member.set_lifetime(lifetime);
-            let stopped = {
-                let mut members = fleet.members.lock();
-                members.insert(member.identity.id.clone(), Arc::clone(&member));
-                fleet.stopping.is_cancelled()
-            };
-            if stopped {
-                let _transition = member.transition.lock().await;
-                fleet.end_now(&member).await;
-                return Err(ApiError::stopping());
-            }
-            fleet.monitor(&member);
-            Ok(member)
-        })
-        .await
+        let cx = self.context(&identity);
+        // The semaphore is never closed.
+        let permit = self.opening.acquire().await.ok();
+        let opened = match backend.open(cx.clone().durable()).await {
+            // A durable sandbox may support less isolation; prefer one that can't be paused.
+            Err(error) if error.kind() == SandboxErrorKind::Unenforceable => backend.open(cx).await,
+            opened => opened,
+        };
+        drop(permit);
+        let sandbox = opened.map_err(|error| ApiError::open_failed(&error))?;
+        let running = SandboxState::Running(self.running(sandbox, &identity.owner));
+        let member = Arc::new(Member::new(identity, running, kept));
+        member.set_place(Some(place));
+        member.set_lifetime(lifetime);
+        let stopped = {
+            let mut members = self.members.lock();
+            members.insert(member.identity.id.clone(), Arc::clone(&member));
+            self.stopping.is_cancelled()
+        };
+        if stopped {
+            let _transition = member.transition.lock().await;
+            self.end_now(&member).await;
+            return Err(ApiError::stopping());
+        }
+        self.monitor(&member);
+        Ok(member)
     }
 
     /// Runs an operation to completion even if the client disconnects.
@@ -250,11 +247,7 @@ impl Fleet {
         let name = name.split(':').next().unwrap_or(name);
         let known = &self.settings.templates;
         known.get(name).map(Arc::clone).ok_or_else(|| {
-            let names = known
-                .keys()
-                .map(String::as_str)
-                .collect::<Vec<_>>()
-                .join(", ");
+            let names = join_up_to(usize::MAX, known.keys());
             let message = format!("template '{template}' not found; this server has {names}");
             ApiError::new(http::StatusCode::NOT_FOUND, message)
         })
@@ -487,13 +480,11 @@ impl Fleet {
                 Err(error) => return Err(ApiError::open_failed(&error)),
             };
             member.set_place(Some(place));
-            let state = fleet.running(sandbox, &member.identity.owner);
-            if let SandboxState::Running(running) = &state
-                && let Some(contexts) = running.contexts()
-            {
+            let running = fleet.running(sandbox, &member.identity.owner);
+            if let Some(contexts) = running.contexts() {
                 contexts.set_paused();
             }
-            member.set_state(state);
+            member.set_state(SandboxState::Running(running));
             member.set_lifetime(lifetime);
             // The record stays: the backend still keeps the sandbox if this server is killed.
             fleet.monitor(&member);
