@@ -1,9 +1,7 @@
 //! The contexts of a sandbox.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 use cantle_core::code::{CodeError, CodeSession};
 use cantle_core::sandbox::SandboxPath;
@@ -78,8 +76,6 @@ pub(crate) struct ContextInfo {
 /// One context. A restart replaces it.
 pub(crate) struct CodeContext {
     pub(crate) info: ContextInfo,
-    /// Clients expect the latest one at the end of the list.
-    created: Instant,
     /// Cancelled when the context is restarted or removed.
     pub(crate) ended: CancellationToken,
     executions: AtomicU64,
@@ -93,7 +89,6 @@ impl CodeContext {
     fn new(info: ContextInfo) -> Arc<Self> {
         Arc::new(Self {
             info,
-            created: Instant::now(),
             ended: CancellationToken::new(),
             executions: AtomicU64::new(0),
             was_paused: AtomicBool::new(false),
@@ -126,41 +121,36 @@ impl CodeContext {
 pub(crate) struct Contexts {
     pub(crate) session: Arc<dyn CodeSession>,
     pub(crate) executions: Arc<Semaphore>,
-    table: Mutex<BTreeMap<String, Arc<CodeContext>>>,
+    /// Oldest first: clients expect the latest one at the end of the list.
+    all: Mutex<Vec<Arc<CodeContext>>>,
 }
 
 impl Contexts {
     pub(crate) fn new(session: Arc<dyn CodeSession>, home: &SandboxPath) -> Self {
         let default = |(name, language): (&str, Language)| {
-            let info = ContextInfo {
+            CodeContext::new(ContextInfo {
                 id: name.to_owned(),
                 language,
                 cwd: home.to_string(),
-            };
-            (name.to_owned(), CodeContext::new(info))
+            })
         };
         Self {
             session,
             executions: Arc::new(Semaphore::new(MAX_EXECUTIONS)),
-            table: Mutex::new(Language::ALL.into_iter().map(default).collect()),
+            all: Mutex::new(Language::ALL.into_iter().map(default).collect()),
         }
     }
 
     /// Records that the sandbox was paused before, which ended the interpreters of all contexts.
     pub(crate) fn set_paused(&self) {
-        for context in self.table.lock().values() {
+        for context in self.all.lock().iter() {
             context.was_paused.store(true, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn list(&self) -> Vec<ContextInfo> {
-        let table = self.table.lock();
-        let mut contexts: Vec<_> = table.values().collect();
-        contexts.sort_by_key(|context| context.created);
-        contexts
-            .iter()
-            .map(|context| context.info.clone())
-            .collect()
+        let all = self.all.lock();
+        all.iter().map(|context| context.info.clone()).collect()
     }
 
     /// Creates a context. Its interpreter starts with the first execution.
@@ -179,12 +169,12 @@ impl Contexts {
             language,
             cwd: path::resolve(&cwd, home)?.to_string(),
         };
-        let mut table = self.table.lock();
-        if table.len() >= MAX_CONTEXTS {
+        let mut all = self.all.lock();
+        if all.len() >= MAX_CONTEXTS {
             let message = format!("the sandbox has {MAX_CONTEXTS} contexts: remove one first");
             return Err(EnvdError::exhausted(message));
         }
-        table.insert(info.id.clone(), CodeContext::new(info.clone()));
+        all.push(CodeContext::new(info.clone()));
         Ok(info)
     }
 
@@ -207,8 +197,9 @@ impl Contexts {
     }
 
     fn find(&self, id: &str) -> Result<Arc<CodeContext>> {
-        let found = self.table.lock().get(id).map(Arc::clone);
-        found.ok_or_else(|| {
+        let all = self.all.lock();
+        let found = all.iter().find(|context| context.info.id == id);
+        found.map(Arc::clone).ok_or_else(|| {
             let shown: String = id.chars().take(40).collect();
             EnvdError::not_found(format!("context {shown} not found"))
         })
@@ -219,10 +210,11 @@ impl Contexts {
         let context = self.find(id)?;
         context.ended.cancel();
         self.session.end(id).await;
-        let mut table = self.table.lock();
+        let mut all = self.all.lock();
         // It may have been removed meanwhile.
-        if let Some(current) = table.get_mut(id).filter(|it| Arc::ptr_eq(it, &context)) {
-            *current = CodeContext::new(context.info.clone());
+        if let Some(index) = all.iter().position(|it| Arc::ptr_eq(it, &context)) {
+            all.remove(index);
+            all.push(CodeContext::new(context.info.clone()));
         }
         Ok(())
     }
@@ -235,7 +227,7 @@ impl Contexts {
         let context = self.find(id)?;
         context.ended.cancel();
         self.session.end(id).await;
-        self.table.lock().remove(id);
+        self.all.lock().retain(|context| context.info.id != id);
         Ok(())
     }
 
