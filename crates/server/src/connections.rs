@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -217,8 +218,8 @@ impl Connection {
     }
 
     fn is_waiting(&self) -> bool {
-        let table = self.new_connections.table.lock();
-        table.by_id.get(&self.id).is_some_and(|one| one.is_waiting)
+        let by_id = self.new_connections.by_id.lock();
+        by_id.get(&self.id).is_some_and(|one| one.is_waiting)
     }
 
     async fn authenticate(&self, owner: &PrincipalId) -> Result<(), TooManyConnections> {
@@ -266,16 +267,11 @@ impl Drop for Connection {
 /// The connections that no request has authenticated.
 struct NewConnections {
     accounts: Arc<Accounts>,
-    table: Mutex<NewConnectionTable>,
+    last_id: AtomicU64,
+    /// In the order of their ids, and so of their age.
+    by_id: Mutex<BTreeMap<u64, NewConnection>>,
     /// Notified when any connection ends, or one no longer waits.
     changed: Notify,
-}
-
-#[derive(Default)]
-struct NewConnectionTable {
-    last_id: u64,
-    /// In order of their age.
-    by_id: BTreeMap<u64, NewConnection>,
 }
 
 struct NewConnection {
@@ -289,30 +285,29 @@ impl NewConnections {
     fn new(accounts: &Arc<Accounts>) -> Self {
         Self {
             accounts: Arc::clone(accounts),
-            table: Mutex::default(),
+            last_id: AtomicU64::new(0),
+            by_id: Mutex::default(),
             changed: Notify::new(),
         }
     }
 
     fn add(&self, accepted: Instant, evicted: CancellationToken) -> u64 {
-        let mut table = self.table.lock();
-        table.last_id += 1;
-        let id = table.last_id;
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = NewConnection {
             accepted,
             evicted,
             is_waiting: false,
         };
-        table.by_id.insert(id, connection);
+        self.by_id.lock().insert(id, connection);
         id
     }
 
     fn remove(&self, id: u64) {
-        self.table.lock().by_id.remove(&id);
+        self.by_id.lock().remove(&id);
     }
 
     fn set_waiting(&self, id: u64, is_waiting: bool) {
-        if let Some(connection) = self.table.lock().by_id.get_mut(&id) {
+        if let Some(connection) = self.by_id.lock().get_mut(&id) {
             connection.is_waiting = is_waiting;
             self.changed.notify_one();
         }
@@ -322,17 +317,17 @@ impl NewConnections {
     async fn make_place(&self) {
         loop {
             let evictable = {
-                let mut table = self.table.lock();
+                let mut by_id = self.by_id.lock();
                 let authenticated = self.accounts.connections.used();
-                if table.by_id.len() + authenticated < self.accounts.all_connections {
+                if by_id.len() + authenticated < self.accounts.all_connections {
                     return;
                 }
-                let oldest = table.by_id.iter().find(|(_, one)| !one.is_waiting);
+                let oldest = by_id.iter().find(|(_, one)| !one.is_waiting);
                 let oldest = oldest.map(|(id, one)| (*id, one.accepted + EVICTABLE_AGE));
                 if let Some((id, at)) = oldest
                     && at <= Instant::now()
                 {
-                    if let Some(connection) = table.by_id.remove(&id) {
+                    if let Some(connection) = by_id.remove(&id) {
                         connection.evicted.cancel();
                     }
                     return;

@@ -3,7 +3,7 @@
 //! A subscriber that reads nothing for the idle time is dropped. Output without subscribers is
 //! discarded, as in envd.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +57,7 @@ pub(crate) struct RunningCommand {
     stdin: tokio::sync::Mutex<Option<Box<dyn ProcessStdin>>>,
     subscribers: Mutex<Vec<mpsc::Sender<ProcessEvent>>>,
     /// Time and event of the end.
-    end: watch::Sender<Option<(Instant, ProcessEvent)>>,
+    end: OnceLock<(Instant, ProcessEvent)>,
     /// The memory of `info`.
     _kept: MemoryCharge,
 }
@@ -80,7 +80,7 @@ impl RunningCommand {
             requests,
             stdin: tokio::sync::Mutex::new(stdin),
             subscribers: Mutex::default(),
-            end: watch::Sender::new(None),
+            end: OnceLock::new(),
             _kept: kept,
         };
         (Arc::new(running), receiver)
@@ -90,7 +90,7 @@ impl RunningCommand {
     pub(crate) fn subscribe(&self) -> mpsc::Receiver<ProcessEvent> {
         let (sender, receiver) = mpsc::channel(QUEUED_EVENTS);
         let mut subscribers = self.subscribers.lock();
-        match &*self.end.borrow() {
+        match self.end.get() {
             // The new channel has capacity.
             Some((_, event)) => drop(sender.try_send(event.clone())),
             None => {
@@ -104,7 +104,7 @@ impl RunningCommand {
 
     /// Returns the time since the command ended.
     pub(crate) fn time_since_end(&self) -> Option<Duration> {
-        self.end.borrow().as_ref().map(|(at, _)| at.elapsed())
+        self.end.get().map(|(at, _)| at.elapsed())
     }
 
     /// Drives a command until it has ended and all subscribers have received its end, or have read nothing for the idle
@@ -156,7 +156,7 @@ impl RunningCommand {
         };
         let subscribers = {
             let mut subscribers = self.subscribers.lock();
-            self.end.send_replace(Some((Instant::now(), event.clone())));
+            self.end.get_or_init(|| (Instant::now(), event.clone()));
             std::mem::take(&mut *subscribers)
         };
         drop(slot);
@@ -209,10 +209,8 @@ impl RunningCommand {
                 _ => error.into(),
             })
         };
-        tokio::select! {
-            written = written => written,
-            () = self.ended.cancelled() => Err(self.not_found()),
-        }
+        let written = self.ended.run_until_cancelled(written).await;
+        written.unwrap_or_else(|| Err(self.not_found()))
     }
 
     /// Closes stdin. Idempotent.

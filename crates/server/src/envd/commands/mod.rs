@@ -5,6 +5,7 @@ pub(crate) mod messages;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,14 +27,9 @@ pub(crate) struct Commands {
     slots: Arc<Semaphore>,
     /// How long a subscriber may read nothing.
     pub(crate) idle_timeout: Duration,
-    table: Mutex<CommandTable>,
-}
-
-#[derive(Default)]
-struct CommandTable {
-    by_pid: HashMap<u32, Arc<RunningCommand>>,
+    by_pid: Mutex<HashMap<u32, Arc<RunningCommand>>>,
     /// For backends that report no process id.
-    last_synthetic_pid: u32,
+    last_synthetic_pid: AtomicU32,
 }
 
 impl Commands {
@@ -43,13 +39,14 @@ impl Commands {
             max,
             slots: Arc::new(Semaphore::new(max)),
             idle_timeout,
-            table: Mutex::default(),
+            by_pid: Mutex::default(),
+            last_synthetic_pid: AtomicU32::new(0),
         }
     }
 
     /// Takes the slot of a command until it has ended, after the removal of commands that ended long ago.
     pub(crate) fn reserve(&self) -> Result<OwnedSemaphorePermit> {
-        self.table.lock().evict();
+        evict(&mut self.by_pid.lock());
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         slot.map_err(|_| {
             EnvdError::exhausted(format!(
@@ -61,26 +58,25 @@ impl Commands {
 
     /// Returns an id for a command whose backend reports none.
     pub(crate) fn synthetic_pid(&self) -> u32 {
-        let mut table = self.table.lock();
+        let last = self.last_synthetic_pid.fetch_add(1, Ordering::Relaxed);
         // Above every kernel's process ids.
-        table.last_synthetic_pid = (table.last_synthetic_pid + 1) % (1 << 30);
-        (1 << 30) | table.last_synthetic_pid
+        (1 << 30) | (last.wrapping_add(1) % (1 << 30))
     }
 
     pub(crate) fn add(&self, command: &Arc<RunningCommand>) {
-        let mut table = self.table.lock();
-        table.by_pid.insert(command.info.pid, Arc::clone(command));
+        let mut by_pid = self.by_pid.lock();
+        by_pid.insert(command.info.pid, Arc::clone(command));
     }
 
     /// Finds a command; it may have ended.
     pub(crate) fn find(&self, selector: &Selector) -> Result<Arc<RunningCommand>> {
-        let mut table = self.table.lock();
-        table.evict();
+        let mut by_pid = self.by_pid.lock();
+        evict(&mut by_pid);
         let found = match (selector.pid, &selector.tag) {
-            (Some(pid), _) => table.by_pid.get(&pid),
+            (Some(pid), _) => by_pid.get(&pid),
             (None, Some(tag)) => {
                 let tagged = |it: &&Arc<RunningCommand>| it.info.tag.as_ref() == Some(tag);
-                let all = table.by_pid.values().filter(tagged);
+                let all = by_pid.values().filter(tagged);
                 all.min_by_key(|command| command.time_since_end())
             }
             (None, None) => return Err(EnvdError::invalid("the request selects no process")),
@@ -105,26 +101,19 @@ impl Commands {
 
     /// Lists the running commands.
     pub(crate) fn list(&self) -> Vec<Arc<ProcessInfo>> {
-        let table = self.table.lock();
-        let running = table
-            .by_pid
-            .values()
-            .filter(|command| !command.ended.is_cancelled());
+        let by_pid = self.by_pid.lock();
+        let running = by_pid.values().filter(|it| !it.ended.is_cancelled());
         let mut infos: Vec<_> = running.map(|command| Arc::clone(&command.info)).collect();
         infos.sort_by_key(|info| info.pid);
         infos
     }
 }
 
-impl CommandTable {
-    /// Removes commands that ended long ago, and excess ones.
-    fn evict(&mut self) {
-        let is_fresh = |ended: Option<Duration>| ended.is_none_or(|ago| ago < RETENTION);
-        self.by_pid
-            .retain(|_, command| is_fresh(command.time_since_end()));
-        if self.by_pid.len() > MAX_RETAINED {
-            self.by_pid
-                .retain(|_, command| command.time_since_end().is_none());
-        }
+/// Removes commands that ended long ago, and excess ones.
+fn evict(by_pid: &mut HashMap<u32, Arc<RunningCommand>>) {
+    let is_fresh = |ended: Option<Duration>| ended.is_none_or(|ago| ago < RETENTION);
+    by_pid.retain(|_, command| is_fresh(command.time_since_end()));
+    if by_pid.len() > MAX_RETAINED {
+        by_pid.retain(|_, command| command.time_since_end().is_none());
     }
 }
