@@ -4,26 +4,19 @@
 //! for the end of a preamble or of a part's head in everything that it has. So the input offers one piece
 //! at a time, only after the parser has found its buffer insufficient, and little without a result.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 
-use axum::body::{Body, BodyDataStream};
+use axum::BoxError;
+use axum::body::Body;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{StreamExt as _, stream};
 
 /// Maximum size of a piece.
 const PIECE_BYTES: usize = 64 * 1024;
 /// Maximum input for one result of the parser: a part's head with all that precedes it, or a chunk of data.
 const STEP_BYTES: usize = 64 * 1024;
-
-/// The body of a form, in pieces.
-pub(super) struct FormInput {
-    body: BodyDataStream,
-    rest: Bytes,
-    step: Arc<FormStep>,
-}
 
 /// The input that the parser may still take for its next result.
 #[derive(Default)]
@@ -38,17 +31,34 @@ pub(super) struct FormStep {
 #[error("the head of a part has more than {STEP_BYTES} bytes")]
 pub(super) struct StepTooLarge;
 
-impl FormInput {
-    /// Wraps a body, and returns the state to be reset for each result.
-    pub(super) fn new(body: Body) -> (Self, Arc<FormStep>) {
-        let step = Arc::new(FormStep::default());
-        let input = Self {
-            body: body.into_data_stream(),
-            rest: Bytes::new(),
-            step: Arc::clone(&step),
-        };
-        (input, step)
-    }
+/// Returns the body of a form in pieces, and the state to be reset for each result.
+pub(super) fn in_pieces(body: Body) -> (Body, Arc<FormStep>) {
+    let step = Arc::new(FormStep::default());
+    let limit = Arc::clone(&step);
+    let (mut body, mut rest) = (body.into_data_stream(), Bytes::new());
+    let pieces = stream::poll_fn(move |cx| -> Poll<Option<Result<Bytes, BoxError>>> {
+        if !limit.is_needed.swap(true, Ordering::Relaxed) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let left_bytes = limit.left_bytes.load(Ordering::Relaxed);
+        if left_bytes == 0 {
+            return Poll::Ready(Some(Err(StepTooLarge.into())));
+        }
+        while rest.is_empty() {
+            match std::task::ready!(body.poll_next_unpin(cx)) {
+                Some(Ok(data)) => rest = data,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let size = rest.len().min(PIECE_BYTES);
+        let left_bytes = left_bytes.saturating_sub(size);
+        limit.left_bytes.store(left_bytes, Ordering::Relaxed);
+        limit.is_needed.store(false, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(rest.split_to(size))))
+    });
+    (Body::from_stream(pieces), step)
 }
 
 impl FormStep {
@@ -61,33 +71,5 @@ impl FormStep {
     /// Returns the reason for a failure of the parser, if the parser took too much.
     pub(super) fn too_large(&self) -> Option<StepTooLarge> {
         (self.left_bytes.load(Ordering::Relaxed) == 0).then_some(StepTooLarge)
-    }
-}
-
-impl Stream for FormInput {
-    type Item = Result<Bytes, Box<dyn std::error::Error + Send + Sync>>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if !self.step.is_needed.swap(true, Ordering::Relaxed) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let left_bytes = self.step.left_bytes.load(Ordering::Relaxed);
-        if left_bytes == 0 {
-            return Poll::Ready(Some(Err(Box::new(StepTooLarge))));
-        }
-        while self.rest.is_empty() {
-            match std::task::ready!(self.body.poll_next_unpin(cx)) {
-                Some(Ok(data)) => self.rest = data,
-                Some(Err(error)) => return Poll::Ready(Some(Err(Box::new(error)))),
-                None => return Poll::Ready(None),
-            }
-        }
-        let size = self.rest.len().min(PIECE_BYTES);
-        let piece = self.rest.split_to(size);
-        let left_bytes = left_bytes.saturating_sub(size);
-        self.step.left_bytes.store(left_bytes, Ordering::Relaxed);
-        self.step.is_needed.store(false, Ordering::Relaxed);
-        Poll::Ready(Some(Ok(piece)))
     }
 }

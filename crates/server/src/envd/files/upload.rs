@@ -1,6 +1,7 @@
 //! `POST /files`: files as parts of a form, or one file as the body.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use cantle_core::sandbox::{
     ByteStream, FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
 };
 use flate2::write::MultiGzDecoder;
-use futures_util::{TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use http::{HeaderMap, HeaderName, Request, header};
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::FileQuery;
-use super::form::{FormInput, FormStep};
+use super::form::{self, FormStep};
 use super::overwrite::overwrite;
 use crate::accounts::MemoryCharge;
 use crate::body::{self, BodyError};
@@ -102,8 +103,8 @@ async fn form(
     charge: &mut MemoryCharge,
 ) -> Result<Vec<WrittenFile>> {
     let (head, body) = request.into_parts();
-    let (input, step) = FormInput::new(body);
-    let mut request = Request::from_parts(head, Body::from_stream(input));
+    let (body, step) = form::in_pieces(body);
+    let mut request = Request::from_parts(head, body);
     // Files are streamed, so the framework's limit does not apply.
     DefaultBodyLimit::disable().apply(&mut request);
     let parts = Multipart::from_request(request, &()).await;
@@ -248,45 +249,64 @@ fn input_error(error: impl Into<String>) -> SandboxError {
 
 /// Decompresses a stream in small steps.
 fn decompress(data: ByteStream) -> ByteStream {
-    struct Decompressor {
-        data: ByteStream,
-        decoder: Option<MultiGzDecoder<Vec<u8>>>,
-        rest: Bytes,
-    }
-    let state = Decompressor {
-        data,
-        decoder: Some(MultiGzDecoder::new(Vec::new())),
-        rest: Bytes::new(),
-    };
-    let broken = |error| input_error(format!("the body is not valid gzip: {error}"));
-    Box::pin(stream::try_unfold(state, move |mut state| async move {
-        while let Some(decoder) = &mut state.decoder {
-            let out = if !state.rest.is_empty() {
-                let length = DECOMPRESSION_STEP_BYTES.min(state.rest.len());
-                let step = state.rest.split_to(length);
-                decoder.write_all(&step).map_err(broken)?;
-                std::mem::take(decoder.get_mut())
-            } else if let Some(chunk) = state.data.try_next().await? {
-                state.rest = chunk;
-                continue;
-            } else {
-                state
-                    .decoder
-                    .take()
-                    .map_or(Ok(Vec::new()), MultiGzDecoder::finish)
-                    .map_err(broken)?
-            };
-            if !out.is_empty() {
-                return Ok(Some((out.into(), state)));
-            }
-        }
-        Ok(None)
-    }))
+    let steps = data.map_ok(|mut chunk| {
+        let next = move || {
+            let length = DECOMPRESSION_STEP_BYTES.min(chunk.len());
+            (length > 0).then(|| Ok::<_, SandboxError>(Some(chunk.split_to(length))))
+        };
+        stream::iter(std::iter::from_fn(next))
+    });
+    let mut decoder = MultiGzDecoder::new(Vec::new());
+    let output = steps.try_flatten().chain(stream::iter([Ok(None)]));
+    let output = output.map(move |step| -> Result<Bytes, SandboxError> {
+        let decoded = match step? {
+            Some(step) => decoder.write_all(&step),
+            None => decoder.try_finish(),
+        };
+        decoded.map_err(|error| input_error(format!("the body is not valid gzip: {error}")))?;
+        Ok(std::mem::take(decoder.get_mut()).into())
+    });
+    Box::pin(output.try_filter(|bytes: &Bytes| ready(!bytes.is_empty())))
 }
 
 #[cfg(test)]
 mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
     use super::*;
+
+    async fn decompressed(chunks: Vec<Vec<u8>>) -> Result<Vec<u8>, SandboxError> {
+        let chunks = chunks.into_iter().map(|chunk| Ok(chunk.into()));
+        let output = decompress(Box::pin(stream::iter(chunks)));
+        let output: Vec<Bytes> = output.try_collect().await?;
+        assert!(output.iter().all(|bytes| !bytes.is_empty()));
+        Ok(output.concat())
+    }
+
+    #[tokio::test]
+    async fn a_body_is_decompressed_however_it_is_cut() {
+        let compressed = |text: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(text).unwrap();
+            encoder.finish().unwrap()
+        };
+        let noise: Vec<u8> = (0..20_000_u32).map(|it| (it * it % 251) as u8).collect();
+        let zeros = vec![0; 5 << 20];
+        let members = [compressed(&noise), compressed(b""), compressed(&zeros)].concat();
+        let expected = [noise, zeros].concat();
+        for size in [members.len(), 1000, 7] {
+            let chunks = members.chunks(size).map(<[u8]>::to_vec);
+            // Bodies may have empty chunks.
+            let chunks = std::iter::once(Vec::new()).chain(chunks).collect();
+            assert!(decompressed(chunks).await.unwrap() == expected, "{size}");
+        }
+        let truncated = members[..members.len() - 1].to_vec();
+        for broken in [truncated, b"text".to_vec(), Vec::new()] {
+            let error = decompressed(vec![broken]).await.unwrap_err();
+            assert!(error.to_string().contains("not valid gzip"), "{error}");
+        }
+    }
 
     #[test]
     fn the_files_of_a_form_are_distinct_and_limited() {
