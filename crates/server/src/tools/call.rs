@@ -12,7 +12,7 @@ use cantle_core::principal::{Level, Principal, PrincipalId};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use futures_util::FutureExt as _;
 use http::{Request, StatusCode};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -43,21 +43,13 @@ struct ToolCallRequest {
     level: Option<String>,
 }
 
-#[derive(Serialize)]
-pub(super) struct ToolResult {
-    tool_name: String,
-    success: bool,
-    result: Value,
-    error: Option<String>,
-}
-
 pub(super) async fn execute(
     State(served): State<Arc<ServedTools>>,
     request: Request<Body>,
-) -> Result<Json<ToolResult>, Refusal> {
+) -> Result<Json<Value>, Refusal> {
     let (head, body) = request.into_parts();
     let owner = served.authenticate(&Request::from_parts(head, ())).await?;
-    let mut charge = Account::new(&served.fleet.accounts, &owner).charge();
+    let mut charge = Account::new(&served.leases.fleet.accounts, &owner).charge();
     let body = body::read_all(body, CALL_BYTES, IDLE, &mut charge, CALL_WEIGHT).await;
     let body = body.map_err(|error| match error {
         BodyError::TooLarge { .. } => {
@@ -89,12 +81,9 @@ pub(super) async fn execute(
         }
         Err(error) => (false, Value::Null, Some(error.to_string())),
     };
-    Ok(Json(ToolResult {
-        tool_name: call.tool_name,
-        success,
-        result,
-        error,
-    }))
+    Ok(Json(json!({
+        "tool_name": call.tool_name, "success": success, "result": result, "error": error,
+    })))
 }
 
 impl ServedTools {
@@ -104,7 +93,7 @@ impl ServedTools {
         // As the orchestrator ranks a level that it does not know.
         let level = call.level.as_deref().map(|level| level.parse());
         let level = level.map(Result::unwrap_or_default);
-        let bound = self.fleet.settings.keys.level_of(owner);
+        let bound = self.leases.fleet.settings.keys.level_of(owner);
         let (id, level) = match (bound, given) {
             (Some(_), Some(id)) if id != owner.as_str() => {
                 let detail = format!("the key is bound to the principal `{owner}`");

@@ -111,7 +111,7 @@ impl PrincipalState {
 
 /// All principals that have a sandbox, or have had one lately.
 pub(super) struct Leases {
-    fleet: Arc<Fleet>,
+    pub(super) fleet: Arc<Fleet>,
     calls_per_minute: u32,
     idle: Duration,
     principals: Arc<Pool>,

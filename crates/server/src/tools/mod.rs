@@ -94,7 +94,6 @@ impl ToolService {
 /// State of the handlers.
 struct ServedTools {
     service: ToolService,
-    fleet: Arc<Fleet>,
     leases: Arc<Leases>,
 }
 
@@ -109,7 +108,6 @@ impl ToolRoutes {
         let leases = Leases::new(fleet, service.calls_per_minute, service.idle);
         let served = Arc::new(ServedTools {
             service,
-            fleet: Arc::clone(fleet),
             leases: Arc::clone(&leases),
         });
         let router = Router::new()
@@ -196,7 +194,7 @@ impl ServedTools {
     /// Returns the principal of the request's key.
     async fn authenticate(&self, request: &Request<()>) -> Result<PrincipalId, Refusal> {
         let unauthorized = |detail| Refusal::new(StatusCode::UNAUTHORIZED, detail);
-        let settings = &self.fleet.settings;
+        let settings = &self.leases.fleet.settings;
         // If any key is accepted, only the host check keeps cross-origin pages out.
         if settings.keys.is_empty() && !address::is_own_host(request, settings.domain.as_deref()) {
             let detail = "this server answers only requests to its own host names";
