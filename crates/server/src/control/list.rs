@@ -88,14 +88,9 @@ impl ListQuery {
 
 /// Parses pairs such as `a=b%2520c`. SDKs encode each side twice, older ones once.
 fn metadata(text: &str) -> BTreeMap<String, String> {
-    let pairs = text.split('&').filter(|pair| !pair.is_empty());
-    let twice = |text: &str| decoded(&decoded(text));
-    pairs
-        .map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (twice(name), twice(value))
-        })
-        .collect()
+    let pairs = form_urlencoded::parse(text.as_bytes());
+    let again = pairs.map(|(name, value)| (decoded(&name), decoded(&value)));
+    again.collect()
 }
 
 /// Decodes `%20` and `+` once.
