@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt as _, TryStreamExt as _};
 use jiff::{Timestamp, Unit};
 use object_store::{Error as ObjectError, GetOptions, GetRange, ObjectStoreExt as _};
@@ -287,10 +287,7 @@ impl Files {
             return Ok(stream::empty().boxed());
         }
         let digest = range.is_none().then(Sha256::new);
-        let options = GetOptions {
-            range: range.map(GetRange::Bounded),
-            ..GetOptions::default()
-        };
+        let options = GetOptions::default().with_range(range.map(GetRange::Bounded));
         let path = self.store.path(&record.key)?;
         let object = match self.store.objects().get_opts(&path, options).await {
             Err(ObjectError::NotFound { .. }) => return Err(damaged(record)),
@@ -318,12 +315,9 @@ impl Files {
             );
             return Err(FilesError::new(FilesErrorKind::TooLarge, message));
         }
-        let mut content = self.content(&record, None).await?;
-        let mut bytes = BytesMut::new();
-        while let Some(chunk) = content.try_next().await? {
-            bytes.extend_from_slice(&chunk);
-        }
-        Ok(bytes.freeze())
+        let content = self.content(&record, None).await?;
+        let chunks: Vec<Bytes> = content.try_collect().await?;
+        Ok(chunks.concat().into())
     }
 
     /// Returns an owner's files, newest first, at most 1,000 from the one after `after`.

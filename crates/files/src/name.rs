@@ -35,10 +35,7 @@ pub fn safe_name(name: &str) -> String {
     }
     let extension = extension(safe).filter(|it| it.len() <= MAX_EXTENSION_BYTES);
     let extension = extension.unwrap_or_default();
-    let mut end = MAX_BYTES - extension.len();
-    while !safe.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = safe.floor_char_boundary(MAX_BYTES - extension.len());
     format!("{}{extension}", safe.get(..end).unwrap_or_default())
 }
 
