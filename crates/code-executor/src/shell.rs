@@ -148,51 +148,8 @@ fn names_network(stderr: &str) -> bool {
 /// Returns the pattern of the first part of a command line that is not allowed: a program in the place of a command,
 /// or a redirection to an absolute path. It knows quotes and separators, not the whole grammar of a shell.
 fn blocked(line: &str) -> Option<String> {
-    let mut is_command = true;
-    let mut redirection = None;
-    for token in tokens(line) {
-        match token {
-            Token::Separator => (is_command, redirection) = (true, None),
-            Token::Redirection { is_output } => redirection = Some(is_output),
-            Token::Word(word) if redirection.is_some() => {
-                let is_output = redirection.take() == Some(true);
-                if is_output && word.starts_with('/') && !HARMLESS.contains(&&*word) {
-                    return Some(REDIRECTION.to_owned());
-                }
-            }
-            Token::Word(word) if is_command => {
-                let program = word.rsplit('/').next().unwrap_or(&word);
-                let stem = match program {
-                    // The pattern of the other word matches it, too.
-                    "apt-get" => "apt",
-                    _ => program.split('.').next().unwrap_or(program),
-                };
-                if BLOCKED.contains(&stem) {
-                    return Some(format!(r"\b{stem}\b"));
-                }
-                // A variable precedes the command.
-                is_command = word.contains('=') || PRECEDING.contains(&program);
-            }
-            Token::Word(_) => {}
-        }
-    }
-    None
-}
-
-/// A part of a command line.
-enum Token {
-    Word(String),
-    /// The end of a command.
-    Separator,
-    /// An operator of a redirection.
-    Redirection {
-        is_output: bool,
-    },
-}
-
-fn tokens(line: &str) -> Vec<Token> {
+    let (mut is_command, mut redirection) = (true, None);
     let mut rest = line.chars().peekable();
-    let mut tokens = Vec::new();
     while let Some(c) = rest.peek().copied() {
         match c {
             ' ' | '\t' => {
@@ -203,16 +160,36 @@ fn tokens(line: &str) -> Vec<Token> {
                 while let Some(c) = rest.next_if(|c| matches!(c, '<' | '>' | '|' | '&')) {
                     is_output |= c == '>';
                 }
-                tokens.push(Token::Redirection { is_output });
+                redirection = Some(is_output);
             }
+            // The end of a command.
             c if is_operator(c) || c.is_whitespace() => {
                 rest.next();
-                tokens.push(Token::Separator);
+                (is_command, redirection) = (true, None);
             }
-            _ => tokens.push(Token::Word(word(&mut rest))),
+            _ => {
+                let word = word(&mut rest);
+                if let Some(is_output) = redirection.take() {
+                    if is_output && word.starts_with('/') && !HARMLESS.contains(&&*word) {
+                        return Some(REDIRECTION.to_owned());
+                    }
+                } else if is_command {
+                    let program = word.rsplit('/').next().unwrap_or(&word);
+                    let stem = match program {
+                        // The pattern of the other word matches it, too.
+                        "apt-get" => "apt",
+                        _ => program.split('.').next().unwrap_or(program),
+                    };
+                    if BLOCKED.contains(&stem) {
+                        return Some(format!(r"\b{stem}\b"));
+                    }
+                    // A variable precedes the command.
+                    is_command = word.contains('=') || PRECEDING.contains(&program);
+                }
+            }
         }
     }
-    tokens
+    None
 }
 
 fn word(rest: &mut Peekable<Chars<'_>>) -> String {
