@@ -1,6 +1,7 @@
 //! Running helper programs in the sandbox. They report what backends do not: times, owners, link
 //! targets, and files outside the working directory.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use cantle_core::sandbox::{Channel, Exit, SandboxErrorKind, SandboxExt as _, SpawnRequest};
@@ -21,15 +22,11 @@ pub(crate) struct ProgramOutput {
 }
 
 /// Runs a program with at most `limit_bytes` of output. Returns `None` if it can't be started.
-pub(crate) async fn run<I, S>(
+pub(crate) async fn run(
     sandbox: &SandboxUse,
-    argv: I,
+    argv: impl IntoIterator<Item = impl Into<OsString>>,
     limit_bytes: usize,
-) -> Result<Option<ProgramOutput>>
-where
-    I: IntoIterator<Item = S>,
-    S: Into<std::ffi::OsString>,
-{
+) -> Result<Option<ProgramOutput>> {
     let request = SpawnRequest::argv(argv)
         .with_timeout(TIMEOUT)
         .with_grace(Duration::ZERO)

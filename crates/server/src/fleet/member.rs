@@ -71,8 +71,7 @@ impl SandboxIdentity {
             .chain_update("traffic ")
             .chain_update(self.token.expose())
             .finalize();
-        let token: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        token.into()
+        format!("{digest:x}").into()
     }
 
     /// Environment variables of every command: E2B's own, overridden by the requested ones.
