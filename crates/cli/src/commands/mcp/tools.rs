@@ -1,6 +1,5 @@
 //! The tools that MCP clients get. They share a sandbox, which the first call opens.
 
-use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,11 +14,8 @@ use cantle::core::tool::{DynTool, OpenContext, ToolContext, ToolError, ToolOutpu
 use cantle::python::{Interpreter, PythonTool};
 use cantle::tools::CodeExec;
 use cantle_server::{ExtensionClient, SandboxPlace};
-use futures_util::StreamExt as _;
+use futures_util::TryStreamExt as _;
 use parking_lot::Mutex as SyncMutex;
-use schemars::JsonSchema;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -69,10 +65,9 @@ enum State {
     Closed,
 }
 
-/// The open sandbox, and the tools that need it.
+/// The open sandbox, and the tool that keeps variables in it.
 struct Opened {
     sandbox: Arc<dyn Sandbox>,
-    commands: CodeExec,
     python: DynTool,
     /// The latest time at which a call began or was seen to run.
     used: SyncMutex<Instant>,
@@ -92,46 +87,6 @@ impl Drop for Inner {
             });
         }
     }
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct CommandParams {
-    /// The command; several lines are fine.
-    command: String,
-    /// Time limit in seconds, at most 3600. Default: 300.
-    timeout_s: Option<f64>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct PythonParams {
-    /// The code.
-    code: String,
-    /// Time limit in seconds, at most 3600. Default: 300.
-    timeout_s: Option<f64>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct ReadParams {
-    /// The file, relative to the working directory.
-    path: String,
-    /// The first byte to read, counted from 0. Default: 0.
-    start: Option<u64>,
-    /// Number of bytes, at most 40000. Default: 40000.
-    length: Option<u64>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct WriteParams {
-    /// The file, relative to the working directory.
-    path: String,
-    /// The file's new content.
-    content: String,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct ListParams {
-    /// The directory, relative to the working directory, which is the default.
-    path: Option<String>,
 }
 
 impl SandboxTools {
@@ -156,37 +111,13 @@ impl SandboxTools {
 
     /// Returns the tools.
     pub(super) fn list(&self) -> Vec<DynTool> {
+        let tools = Arc::new(self.clone());
         vec![
-            self.tool(
-                "run_command",
-                "Runs a bash command in the sandbox and returns its exit code, stdout and stderr. Each call is a new \
-                 shell in the working directory: files and background processes stay, variables do not. Standard input \
-                 is empty. Long output is cut in the middle; the result names a file that has all of it.",
-                run_command,
-            ),
-            self.tool(
-                "run_python",
-                "Executes Python code in the sandbox and returns what it prints, the value of its last expression, \
-                 figures of matplotlib, and the traceback of an exception. Variables are kept from call to call, and \
-                 files are those of run_command. Long output is cut in the middle.",
-                run_python,
-            ),
-            self.tool(
-                "read_file",
-                "Reads a text file of the sandbox, or a range of its bytes. If more follows, the result says where to \
-                 read on.",
-                read_file,
-            ),
-            self.tool(
-                "write_file",
-                "Writes a text file in the sandbox, with its parent directories, and replaces an existing one.",
-                write_file,
-            ),
-            self.tool(
-                "list_files",
-                "Lists a directory of the sandbox, not recursively: names, sizes, and `/` after directories.",
-                list_files,
-            ),
+            tools.run_command(),
+            tools.run_python(),
+            tools.read_file(),
+            tools.write_file(),
+            tools.list_files(),
         ]
     }
 
@@ -206,29 +137,13 @@ impl SandboxTools {
         }
     }
 
-    fn tool<P, F>(
-        &self,
-        name: &str,
-        description: &str,
-        call: impl Fn(Arc<Opened>, P, ToolContext) -> F + Copy + Send + Sync + 'static,
-    ) -> DynTool
-    where
-        P: DeserializeOwned + JsonSchema + Send + 'static,
-        F: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
-    {
-        let tools = self.clone();
-        DynTool::from_fn(name, description, move |params: P, cx: ToolContext| {
-            let tools = tools.clone();
-            async move {
-                let opened = tools.opened(cx.run);
-                let opened = cx.cancellation.run_until_cancelled(opened).await;
-                call(opened.ok_or_else(ToolError::cancelled)??, params, cx).await
-            }
-        })
+    /// Returns the sandbox, and opens it if this is the first call.
+    async fn opened(&self, cx: &ToolContext) -> Result<Arc<Opened>, ToolError> {
+        let opened = cx.cancellation.run_until_cancelled(self.open(cx.run)).await;
+        opened.ok_or_else(ToolError::cancelled)?
     }
 
-    /// Returns the sandbox, and opens it if this is the first call.
-    async fn opened(&self, run: RunId) -> Result<Arc<Opened>, ToolError> {
+    async fn open(&self, run: RunId) -> Result<Arc<Opened>, ToolError> {
         let mut state = self.0.state.lock().await;
         match &*state {
             State::Open(opened) => {
@@ -255,7 +170,6 @@ impl SandboxTools {
         exec::report(sandbox.info(), false).await;
         let opened = Arc::new(Opened {
             python: tool_in(&self.0.python, &sandbox, run).await?,
-            commands: self.0.commands.clone(),
             sandbox,
             used: SyncMutex::new(Instant::now()),
             _place: place,
@@ -266,6 +180,143 @@ impl SandboxTools {
             tokio::spawn(closing);
         }
         Ok(opened)
+    }
+
+    #[cantle::tool(
+        description = "Runs a bash command in the sandbox and returns its exit code, stdout and stderr. Each call is a new \
+                       shell in the working directory: files and background processes stay, variables do not. Standard \
+                       input is empty. Long output is cut in the middle; the result names a file that has all of it."
+    )]
+    async fn run_command(
+        &self,
+        /// The command; several lines are fine.
+        command: String,
+        /// Time limit in seconds, at most 3600. Default: 300.
+        timeout_s: Option<f64>,
+        cx: ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let opened = self.opened(&cx).await?;
+        let commands = self.0.commands.clone().timeout(time_limit(timeout_s)?);
+        let tool = tool_in(&commands, &opened.sandbox, cx.run).await?;
+        tool.call(json!({"cmd": command}), cx).await
+    }
+
+    #[cantle::tool(
+        description = "Executes Python code in the sandbox and returns what it prints, the value of its last expression, \
+                       figures of matplotlib, and the traceback of an exception. Variables are kept from call to call, and \
+                       files are those of run_command. Long output is cut in the middle."
+    )]
+    async fn run_python(
+        &self,
+        /// The code.
+        code: String,
+        /// Time limit in seconds, at most 3600. Default: 300.
+        timeout_s: Option<f64>,
+        cx: ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let opened = self.opened(&cx).await?;
+        let timeout = time_limit(timeout_s)?;
+        let arguments = json!({"code": code, "timeout": timeout});
+        opened.python.call(arguments, cx).await
+    }
+
+    #[cantle::tool(
+        description = "Reads a text file of the sandbox, or a range of its bytes. If more follows, the result says where to \
+                       read on."
+    )]
+    async fn read_file(
+        &self,
+        /// The file, relative to the working directory.
+        path: String,
+        /// The first byte to read, counted from 0. Default: 0.
+        start: Option<u64>,
+        /// Number of bytes, at most 40000. Default: 40000.
+        length: Option<u64>,
+        cx: ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let opened = self.opened(&cx).await?;
+        let path = path_of(&path)?;
+        let start = start.unwrap_or(0);
+        let length = length.unwrap_or(MAX_READ_BYTES).min(MAX_READ_BYTES);
+        // One more byte shows whether the file continues.
+        let range = ByteRange::new(start, length + 1);
+        let stream = opened.sandbox.read(&path, range).await?;
+        let mut bytes: BytesMut = stream.try_collect().await?;
+        let has_more = bytes.len() as u64 > length;
+        bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+        if let Err(error) = std::str::from_utf8(&bytes) {
+            // The range may end within a character.
+            if !has_more || error.error_len().is_some() || error.valid_up_to() == 0 {
+                return Err(ToolError::failed(format!(
+                    "`{path}` is not UTF-8 text in this range. Use run_command for other files."
+                )));
+            }
+            bytes.truncate(error.valid_up_to());
+        }
+        let end = start + bytes.len() as u64;
+        let mut parts = vec![Part::Text(String::from_utf8_lossy(&bytes).into_owned())];
+        if has_more {
+            let note = format!("(bytes {start} to {end}; read on with start = {end})");
+            parts.push(Part::Text(note));
+        } else if start > 0 && bytes.is_empty() {
+            let note = format!("(no bytes from {start} on: the file ends there or before)");
+            parts = vec![Part::Text(note)];
+        }
+        Ok(ToolOutput::new(Content::Parts(parts)))
+    }
+
+    #[cantle::tool(
+        description = "Writes a text file in the sandbox, with its parent directories, and replaces an existing one."
+    )]
+    async fn write_file(
+        &self,
+        /// The file, relative to the working directory.
+        path: String,
+        /// The file's new content.
+        content: String,
+        cx: ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let opened = self.opened(&cx).await?;
+        let path = path_of(&path)?;
+        let size = content.len();
+        let data = Bytes::from(content);
+        opened.sandbox.write_bytes(&path, data).await?;
+        Ok(ToolOutput::text(format!("Wrote {size} bytes to `{path}`.")))
+    }
+
+    #[cantle::tool(
+        description = "Lists a directory of the sandbox, not recursively: names, sizes, and `/` after directories."
+    )]
+    async fn list_files(
+        &self,
+        /// The directory, relative to the working directory, which is the default.
+        path: Option<String>,
+        cx: ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let opened = self.opened(&cx).await?;
+        let path = match path {
+            Some(path) => path_of(&path)?,
+            None => SandboxPath::working_directory(),
+        };
+        let files = opened.sandbox.list(&path).await?;
+        let more = files.len().saturating_sub(MAX_LISTED);
+        let mut lines: Vec<String> = Vec::new();
+        for file in files.iter().take(MAX_LISTED) {
+            let name = file.path.to_string();
+            let name = name.escape_debug();
+            lines.push(match file.kind {
+                FileKind::Directory => format!("{name}/"),
+                FileKind::File => format!("{name} ({} bytes)", file.size_bytes),
+                _ => name.to_string(),
+            });
+        }
+        if more > 0 {
+            lines.push(format!("and {more} more"));
+        }
+        if lines.is_empty() {
+            lines.push("(an empty directory)".to_owned());
+        }
+        Ok(ToolOutput::text(lines.join("\n")))
     }
 }
 
@@ -322,107 +373,6 @@ fn time_limit(seconds: Option<f64>) -> Result<Duration, ToolError> {
 
 fn path_of(path: &str) -> Result<SandboxPath, ToolError> {
     SandboxPath::new(path).map_err(|error| ToolError::failed(error.to_string()))
-}
-
-async fn run_command(
-    opened: Arc<Opened>,
-    params: CommandParams,
-    cx: ToolContext,
-) -> Result<ToolOutput, ToolError> {
-    let commands = opened.commands.clone();
-    let commands = commands.timeout(time_limit(params.timeout_s)?);
-    let tool = tool_in(&commands, &opened.sandbox, cx.run).await?;
-    tool.call(json!({"cmd": params.command}), cx).await
-}
-
-async fn run_python(
-    opened: Arc<Opened>,
-    params: PythonParams,
-    cx: ToolContext,
-) -> Result<ToolOutput, ToolError> {
-    let timeout = time_limit(params.timeout_s)?;
-    let arguments = json!({"code": params.code, "timeout": timeout});
-    opened.python.call(arguments, cx).await
-}
-
-async fn read_file(
-    opened: Arc<Opened>,
-    params: ReadParams,
-    _: ToolContext,
-) -> Result<ToolOutput, ToolError> {
-    let path = path_of(&params.path)?;
-    let start = params.start.unwrap_or(0);
-    let length = params.length.unwrap_or(MAX_READ_BYTES).min(MAX_READ_BYTES);
-    // One more byte shows whether the file continues.
-    let range = ByteRange::new(start, length + 1);
-    let mut stream = opened.sandbox.read(&path, range).await?;
-    let mut bytes = BytesMut::new();
-    while let Some(piece) = stream.next().await {
-        bytes.extend_from_slice(&piece?);
-    }
-    let has_more = bytes.len() as u64 > length;
-    bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-    if let Err(error) = std::str::from_utf8(&bytes) {
-        // The range may end within a character.
-        if !has_more || error.error_len().is_some() || error.valid_up_to() == 0 {
-            return Err(ToolError::failed(format!(
-                "`{path}` is not UTF-8 text in this range. Use run_command for other files."
-            )));
-        }
-        bytes.truncate(error.valid_up_to());
-    }
-    let end = start + bytes.len() as u64;
-    let mut parts = vec![Part::Text(String::from_utf8_lossy(&bytes).into_owned())];
-    if has_more {
-        let note = format!("(bytes {start} to {end}; read on with start = {end})");
-        parts.push(Part::Text(note));
-    } else if start > 0 && bytes.is_empty() {
-        let note = format!("(no bytes from {start} on: the file ends there or before)");
-        parts = vec![Part::Text(note)];
-    }
-    Ok(ToolOutput::new(Content::Parts(parts)))
-}
-
-async fn write_file(
-    opened: Arc<Opened>,
-    params: WriteParams,
-    _: ToolContext,
-) -> Result<ToolOutput, ToolError> {
-    let path = path_of(&params.path)?;
-    let size = params.content.len();
-    let data = Bytes::from(params.content);
-    opened.sandbox.write_bytes(&path, data).await?;
-    Ok(ToolOutput::text(format!("Wrote {size} bytes to `{path}`.")))
-}
-
-async fn list_files(
-    opened: Arc<Opened>,
-    params: ListParams,
-    _: ToolContext,
-) -> Result<ToolOutput, ToolError> {
-    let path = match params.path {
-        Some(path) => path_of(&path)?,
-        None => SandboxPath::working_directory(),
-    };
-    let files = opened.sandbox.list(&path).await?;
-    let more = files.len().saturating_sub(MAX_LISTED);
-    let mut lines: Vec<String> = Vec::new();
-    for file in files.iter().take(MAX_LISTED) {
-        let name = file.path.to_string();
-        let name = name.escape_debug();
-        lines.push(match file.kind {
-            FileKind::Directory => format!("{name}/"),
-            FileKind::File => format!("{name} ({} bytes)", file.size_bytes),
-            _ => name.to_string(),
-        });
-    }
-    if more > 0 {
-        lines.push(format!("and {more} more"));
-    }
-    if lines.is_empty() {
-        lines.push("(an empty directory)".to_owned());
-    }
-    Ok(ToolOutput::text(lines.join("\n")))
 }
 
 #[cfg(test)]
