@@ -162,11 +162,7 @@ impl SandboxTools {
         let client = self.0.client.as_ref();
         let place = client.map(|served| served.client.take_place()).transpose();
         let place = place.map_err(ToolError::failed)?;
-        let opened = self.0.backend.open(exec::context(&self.0.policy)).await;
-        let sandbox = opened.map_err(|error| {
-            let advice = error.advice().unwrap_or_default();
-            ToolError::failed(format!("{error}. {advice}"))
-        })?;
+        let sandbox = self.0.backend.open(exec::context(&self.0.policy)).await?;
         exec::report(sandbox.info(), false).await;
         let opened = Arc::new(Opened {
             python: tool_in(&self.0.python, &sandbox, run).await?,

@@ -1,4 +1,6 @@
+use async_trait::async_trait;
 use cantle::backends::local::LocalBackend;
+use cantle::core::sandbox::{SandboxContext, SandboxErrorKind, SandboxHandle};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
@@ -75,4 +77,41 @@ async fn a_range_after_the_end_of_a_file_is_reported() {
         assert_eq!(read(start).await, note);
     }
     tools.close().await.unwrap();
+}
+
+/// A backend that opens no sandbox.
+#[derive(Debug)]
+struct Unavailable;
+
+impl Unavailable {
+    fn refused() -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let kind = SandboxErrorKind::Unavailable;
+        Err(SandboxError::new(kind, "there is no engine"))
+    }
+}
+
+#[async_trait]
+impl Backend for Unavailable {
+    fn name(&self) -> &str {
+        "unavailable"
+    }
+
+    async fn open(&self, _: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        Self::refused()
+    }
+
+    async fn reattach(
+        &self,
+        _: &SandboxHandle,
+        _: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        Self::refused()
+    }
+}
+
+#[tokio::test]
+async fn failure_to_open_a_sandbox_is_reported_without_a_gap() {
+    let tools = SandboxTools::new(Arc::new(Unavailable), Policy::workspace(), None, None);
+    let refused = run(&tools, "true").await.unwrap_err();
+    assert_eq!(refused.to_string(), "there is no engine");
 }
