@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
-use crate::agents_md::{self, ProjectNotes};
+use crate::agents_md;
 use crate::approvals;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
@@ -154,10 +154,15 @@ async fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<Prep
         delivered = directory;
     }
     if !args.inputs.no_agents_md && args.history.is_none() && continues.is_none() {
-        let notes = agents_md::find(directory, args.settings.trusts_directory());
+        let trust_directory = args.settings.trusts_directory();
         let instructions = &mut config.settings.system_prompt;
-        let added = |notes: ProjectNotes| notes.add_to(instructions, &mut options.history);
-        remarks.extend(notes.usage()?.map(added));
+        let added = agents_md::add(
+            directory,
+            trust_directory,
+            instructions,
+            &mut options.history,
+        );
+        remarks.extend(added.usage()?);
     }
     let mut definition = Definition {
         args,
