@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use self::field::PolicyField;
 pub use self::host::{HostName, HostPattern};
 pub use self::invalid::InvalidPolicy;
-pub use self::limits::{Limits, parse_bytes};
+pub use self::limits::{Limits, parse_bytes, parse_duration};
 pub use self::preset::Preset;
 use crate::secret::SecretText;
 

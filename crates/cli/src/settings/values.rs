@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use cantle::clients::chat::Server;
-use cantle::core::policy::{HostPattern, InvalidPolicy, Limits, Preset, parse_bytes};
+use cantle::core::policy::{self, HostPattern, InvalidPolicy, Limits, Preset, parse_bytes};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -263,20 +263,8 @@ pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
 
 /// Parses a duration such as `300`, `90s`, `1.5m` or `1h`; the default unit is seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let expected = || "expected a time such as 300, 90s, 5m or 1h".to_owned();
-    let text = text.trim();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match text.strip_prefix(digits).unwrap_or_default() {
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(expected()),
-    };
-    let number: f64 = digits.parse().map_err(|_| expected())?;
-    match Duration::try_from_secs_f64(number * unit) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(expected()),
-    }
+    let duration = policy::parse_duration(text.trim());
+    duration.ok_or_else(|| "expected a time such as 300, 90s, 5m or 1h".to_owned())
 }
 
 /// Parses an amount of money above zero.

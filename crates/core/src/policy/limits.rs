@@ -119,7 +119,7 @@ impl Limits {
         let time = || {
             let advice =
                 "a time is a number of seconds above 0, or ends in s, m or h: `90`, `1.5m`";
-            unless_none(value, duration).ok_or_else(|| invalid(advice))
+            unless_none(value, parse_duration).ok_or_else(|| invalid(advice))
         };
         let size = || {
             let advice = "a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`";
@@ -205,7 +205,8 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     whole(digits)?.checked_mul(u64::from(factor))
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// Parses a duration above zero such as `90`, `90s`, `1.5m` or `2h`; the default unit is seconds.
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let (digits, factor) = split_unit(text, [('s', 1), ('m', 60), ('h', 3600)]);
     // `f64` also parses signs, exponents and infinity.
     let plain = |byte: u8| byte.is_ascii_digit() || byte == b'.';
