@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use cantle::clients::anthropic::DEFAULT_MAX_TOKENS;
 use cantle::core::escape::shorten;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
@@ -30,9 +31,6 @@ const TRUST_DIRECTORY: &str = "trust_directory";
 
 /// Maximum number of characters of the names of ignored settings, to which profiles of any name belong.
 const MAX_NAMED_CHARS: usize = 500;
-
-/// The smallest output limit that a client has by default: that of Messages. The others leave it to the server.
-const DEFAULT_MAX_TOKENS: f64 = 32_000.0;
 
 /// Settings that name an endpoint.
 const ENDPOINT: &[&str] = &["provider", "base_url"];
@@ -436,7 +434,8 @@ fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
         // Limits are compared where they are merged.
         "limit" => return true,
         "effort" | "temperature" => return true,
-        "max_tokens" => DEFAULT_MAX_TOKENS,
+        // The smallest that a client has: the others leave it to the server.
+        "max_tokens" => f64::from(DEFAULT_MAX_TOKENS),
         "max_turns" => f64::from(Settings::default().max_turns()),
         "timeout" => Settings::default().timeout().as_secs_f64(),
         _ => return false,

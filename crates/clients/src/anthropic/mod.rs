@@ -66,7 +66,7 @@ pub type AnthropicClientBuilder = HttpClientBuilder<Anthropic>;
 const VERSION: &str = "2023-06-01";
 
 /// Output limit that every current model supports: <https://docs.claude.com/en/docs/about-claude/models/overview>
-const DEFAULT_MAX_TOKENS: u64 = 32_000;
+pub const DEFAULT_MAX_TOKENS: u32 = 32_000;
 
 /// The same for Claude since 4.6, where it includes the thinking that most of these models always do.
 const DEFAULT_MAX_THINKING_TOKENS: u64 = 64_000;
@@ -122,7 +122,7 @@ impl WireProtocol for Anthropic {
         let is_adaptive = has_adaptive_thinking(&settings.model);
         let default_limit = match is_adaptive && settings.model.contains("claude") {
             true => DEFAULT_MAX_THINKING_TOKENS,
-            false => DEFAULT_MAX_TOKENS,
+            false => DEFAULT_MAX_TOKENS.into(),
         };
         let window = settings.context_window.unwrap_or(default_limit);
         let max_tokens = settings
