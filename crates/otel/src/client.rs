@@ -39,7 +39,7 @@ impl Drop for BlockingClient {
 }
 
 impl BlockingClient {
-    pub(crate) fn new() -> Result<Self, Box<dyn std::error::Error>> {
+    pub(crate) fn new() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(cantle_tls::TlsOptions::new().build()?)
             // The headers of the collector may be keys.

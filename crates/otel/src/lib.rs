@@ -37,10 +37,30 @@ pub struct Telemetry {
     counts: Arc<Counts>,
 }
 
-/// An error of preparing the export of spans.
+/// An error of preparing the export of spans; the cause is the [`source`](std::error::Error::source).
 #[derive(Debug, thiserror::Error)]
-#[error("failed to prepare the export of spans: {0}")]
-pub struct TelemetryError(String);
+#[error("failed to prepare the export of spans")]
+pub struct TelemetryError {
+    kind: TelemetryErrorKind,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// The kind of a [`TelemetryError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TelemetryErrorKind {
+    /// The client of the collector can't be made, for example because a certificate can't be read.
+    Client,
+    /// A URL or a variable is invalid.
+    Configuration,
+}
+
+impl TelemetryError {
+    /// Returns the kind of error.
+    pub fn kind(&self) -> TelemetryErrorKind {
+        self.kind
+    }
+}
 
 /// Numbers of exported and lost spans of a [`Telemetry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,17 +84,21 @@ impl Telemetry {
     /// # Errors
     /// If a URL or a variable is invalid, or no TLS configuration can be made.
     pub fn new(url: Option<&str>) -> Result<Self, TelemetryError> {
-        let failed = |error: &dyn std::fmt::Display| TelemetryError(error.to_string());
+        let failed = |kind, source| TelemetryError { kind, source };
+        let client = client::BlockingClient::new();
+        let client = client.map_err(|error| failed(TelemetryErrorKind::Client, error))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
-            .with_http_client(client::BlockingClient::new().map_err(|error| failed(&error))?);
+            .with_http_client(client);
         if let Some(url) = url {
             let url = url.trim_end_matches('/');
             let base = url.strip_suffix(TRACES_PATH).unwrap_or(url);
             exporter = exporter.with_endpoint(format!("{base}{TRACES_PATH}"));
         }
-        let exporter = exporter.build().map_err(|error| failed(&error))?;
+        let exporter = exporter
+            .build()
+            .map_err(|error| failed(TelemetryErrorKind::Configuration, error.into()))?;
         let counts = Arc::new(Counts::default());
         let exporter = CountingExporter::new(exporter, Arc::clone(&counts));
         let processor = BatchSpanProcessor::builder(exporter).build();

@@ -5,6 +5,7 @@
 )]
 
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cantle_core::event::{Event, EventKind, Finish, RunStatus};
@@ -12,7 +13,7 @@ use cantle_core::ids::RunId;
 use cantle_core::ledger::Ledger;
 use cantle_core::llm::StopReason;
 use cantle_core::usage::TokenUsage;
-use cantle_otel::{ContentFilter, ExportReport, Telemetry};
+use cantle_otel::{ContentFilter, ExportReport, Telemetry, TelemetryErrorKind};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -307,11 +308,11 @@ async fn a_call_that_another_process_started_has_a_span() {
 #[tokio::test]
 async fn an_invalid_url_is_an_error() {
     for url in ["http://a b", "http://[::1", "http:// "] {
-        let error = Telemetry::new(Some(url)).unwrap_err().to_string();
-        assert!(
-            error.starts_with("failed to prepare the export of spans: "),
-            "{error}"
-        );
+        let error = Telemetry::new(Some(url)).unwrap_err();
+        assert_eq!(error.kind(), TelemetryErrorKind::Configuration);
+        let (message, cause) = (error.to_string(), error.source().unwrap().to_string());
+        assert_eq!(message, "failed to prepare the export of spans");
+        assert!(!cause.is_empty() && !message.contains(&cause), "{cause}");
     }
 }
 
