@@ -62,6 +62,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
@@ -102,10 +103,8 @@ fn main() -> ExitCode {
             prepared.perform(token).await
         }),
         // It has interrupts of its own: the first one cancels a message.
-        Command::Chat(args) => Chat::prepare(*args).and_then(|chat| {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            on_runtime(&mut runtime, chat.perform())
-        }),
+        Command::Chat(args) => Chat::prepare(*args)
+            .and_then(|chat| on_runtime(Builder::new_current_thread(), chat.perform())),
         Command::Demo(args) => {
             demo::prepare(args).and_then(|demo| block_on(cancelled, |token| demo.perform(token)))
         }
@@ -116,8 +115,7 @@ fn main() -> ExitCode {
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
         // As a conversation, each line has its own interrupt.
         Command::Python(args) if repl::is_wanted(&args) => {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            on_runtime(&mut runtime, repl::perform(args))
+            on_runtime(Builder::new_current_thread(), repl::perform(args))
         }
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
         Command::Mcp(args) => block_on(cancelled, |token| commands::mcp::perform(*args, token)),
@@ -130,7 +128,7 @@ fn main() -> ExitCode {
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {
             // Clients must not wait for each other's computations.
-            let runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = Builder::new_multi_thread();
             block_on_runtime(runtime, cancelled, |token| serve::perform(*args, token))
         }
     };
@@ -162,8 +160,7 @@ fn block_on<F>(interrupted: u8, command: impl FnOnce(CancellationToken) -> F) ->
 where
     F: Future<Output = Result<u8, Failure>>,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    block_on_runtime(runtime, interrupted, command)
+    block_on_runtime(Builder::new_current_thread(), interrupted, command)
 }
 
 /// Runs a command on a new runtime and returns its exit code.
@@ -171,7 +168,7 @@ where
 /// The first interrupt cancels the token. The second one drops the command and everything it owns;
 /// the exit code is then `interrupted`.
 fn block_on_runtime<F>(
-    mut runtime: tokio::runtime::Builder,
+    runtime: Builder,
     interrupted: u8,
     command: impl FnOnce(CancellationToken) -> F,
 ) -> Result<u8, Failure>
@@ -179,7 +176,7 @@ where
     F: Future<Output = Result<u8, Failure>>,
 {
     let token = CancellationToken::new();
-    let code = on_runtime(&mut runtime, async {
+    let code = on_runtime(runtime, async {
         let mut interrupts = Interrupts::listen()?;
         tokio::select! {
             result = command(token.clone()) => result.map(Some),
@@ -199,7 +196,7 @@ where
 }
 
 fn on_runtime<T>(
-    runtime: &mut tokio::runtime::Builder,
+    mut runtime: Builder,
     command: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     let runtime = runtime.enable_all().build();

@@ -56,15 +56,9 @@ pub(crate) struct McpArgs {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum McpCommand {
     /// Connect to the servers, and list their tools
-    List {
-        #[command(flatten)]
-        servers: ServerArgs,
-    },
+    List(ServerArgs),
     /// Connect to the servers, and report which fail and why
-    Test {
-        #[command(flatten)]
-        servers: ServerArgs,
-    },
+    Test(ServerArgs),
 }
 
 /// Servers to try.

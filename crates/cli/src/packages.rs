@@ -45,15 +45,13 @@ pub(crate) async fn prepare(
     if settings.package.is_empty() {
         return Ok((None, backend));
     }
-    let request = request(settings.package.clone(), &settings.source, layers, policy)?;
-    let request = match python {
-        Some(python) => request.python(python),
-        None => request,
-    };
-    let request = match arg {
-        BackendArg::Local => request,
-        _ => request.target(target(&*backend, policy, python).await?),
-    };
+    let mut request = request(settings.package.clone(), &settings.source, layers, policy)?;
+    if let Some(python) = python {
+        request = request.python(python);
+    }
+    if !arg.is_local() {
+        request = request.target(target(&*backend, policy, python).await?);
+    }
     let set = install(&request).await?;
     Ok(match arg {
         BackendArg::Local => (Some(set), backend),
@@ -119,17 +117,14 @@ pub(crate) fn store() -> anyhow::Result<PackageStore> {
 
 pub(crate) fn failure(error: PackageError) -> Failure {
     let code = match error.kind() {
+        PackageErrorKind::Io => return Failure::new(Code::Internal, error),
         PackageErrorKind::Invalid => Code::Usage,
-        PackageErrorKind::Io => Code::Internal,
         _ => Code::Sandbox,
     };
     let message = format!(
         "{error}\nHosts of packages are allowed with --package-host HOST, or HOST,private if they are in a private network."
     );
-    match code {
-        Code::Usage | Code::Sandbox => Failure::new(code, anyhow!(message)),
-        _ => Failure::new(code, error),
-    }
+    Failure::new(code, anyhow!(message))
 }
 
 /// Describes the Python of a sandbox, which is opened for that.

@@ -105,23 +105,15 @@ impl SubAgentTable {
     fn parse(name: &str, table: Value, directory: &Path) -> anyhow::Result<Self> {
         let mut parsed: Self = serde_json::from_value(table)?;
         name.clone_into(&mut parsed.name);
-        let BudgetArgs {
-            budget_usd,
-            budget_tokens,
-            budget_calls,
-            ..
-        } = parsed.budget;
-        for (name, is_used_up) in [
-            (
-                "budget_usd",
-                budget_usd.is_some_and(|dollars| dollars <= 0.0),
-            ),
-            ("budget_tokens", budget_tokens == Some(0)),
-            ("budget_calls", budget_calls == Some(0)),
-        ] {
-            if is_used_up {
-                bail!("`{name}`: expected a number above 0");
-            }
+        let budget = &parsed.budget;
+        let has_no_money = budget.budget_usd.is_some_and(|dollars| dollars <= 0.0);
+        let used_up = [
+            ("budget_usd", has_no_money),
+            ("budget_tokens", budget.budget_tokens == Some(0)),
+            ("budget_calls", budget.budget_calls == Some(0)),
+        ];
+        if let Some((name, _)) = used_up.iter().find(|(_, is_used_up)| *is_used_up) {
+            bail!("`{name}`: expected a number above 0");
         }
         let of_the_run = names_of::<SandboxSettings>();
         let known: Vec<_> = names()

@@ -56,8 +56,8 @@ async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Fa
 /// Connects to every server, prints what it found, and returns the exit code.
 async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> Result<u8, Failure> {
     let (servers, lists_tools) = match command {
-        McpCommand::List { servers } => (servers, true),
-        McpCommand::Test { servers } => (servers, false),
+        McpCommand::List(servers) => (servers, true),
+        McpCommand::Test(servers) => (servers, false),
     };
     let packages = ServerPackages {
         hosts: AllowedHost::patterns(servers.package_host.clone()).usage()?,
