@@ -73,11 +73,8 @@ impl PreparedDemo {
         result_file::put_aside(&self.args.output_dir)?;
         let open = |progress| self.agent.session(options.progress(progress));
         let session = task::open_session(open, &mut display, &cancellation).await?;
-        let copied = tokio::select! {
-            copied = self.survey.copy(&session) => copied,
-            () = cancellation.cancelled() => Err(cancelled_early()),
-        };
-        match copied {
+        let copied = cancellation.run_until_cancelled(self.survey.copy(&session));
+        match copied.await.ok_or_else(cancelled_early).flatten() {
             Ok(summary) => display.note(&summary).await,
             Err(failure) => {
                 // The first failure is the one to report.

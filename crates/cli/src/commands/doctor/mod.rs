@@ -28,10 +28,8 @@ pub(crate) async fn perform(
     args: DoctorArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let report = tokio::select! {
-        report = examine() => report,
-        () = cancellation.cancelled() => return Err(cancelled_early()),
-    };
+    let report = cancellation.run_until_cancelled(examine()).await;
+    let report = report.ok_or_else(cancelled_early)?;
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(&report).internal()?)
     } else {
