@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::thread;
 
-use rustpython_ruff_python_ast::visitor::{Visitor, walk_expr, walk_stmt};
+use rustpython_ruff_python_ast::visitor::source_order::{SourceOrderVisitor, walk_expr, walk_stmt};
 use rustpython_ruff_python_ast::{Expr, ModModule, PythonVersion, Stmt, token::TokenKind};
 use rustpython_ruff_python_parser::{Mode, ParseOptions, Parsed, lexer, parse_unchecked};
 use rustpython_ruff_text_size::{Ranged as _, TextSize};
@@ -109,13 +109,10 @@ impl SourceFacts {
             );
             return Self::error_at(message, (1, 1));
         }
-        let text = match std::str::from_utf8(source) {
-            Ok(text) => text,
-            Err(error) => {
-                let (valid, _) = source.split_at(error.valid_up_to().min(source.len()));
-                let at = position(&String::from_utf8_lossy(valid), valid.len());
-                return Self::error_at("the source is not UTF-8".to_owned(), at);
-            }
+        let Ok(text) = std::str::from_utf8(source) else {
+            let valid = source.utf8_chunks().next().map_or("", |it| it.valid());
+            let at = position(valid, valid.len());
+            return Self::error_at("the source is not UTF-8".to_owned(), at);
         };
         if let Some(nul) = text.find('\0') {
             let message = "source code cannot contain null bytes".to_owned();
@@ -193,42 +190,12 @@ impl SourceFacts {
             let at = position(text, error.start().to_usize());
             return Self::error_at(lower_first(&error.to_string()), at);
         }
-        Self::from_tree(text, &parsed)
-    }
-
-    fn from_tree(text: &str, parsed: &Parsed<ModModule>) -> Self {
-        let mut collector = Collector::default();
-        for statement in &parsed.syntax().body {
-            collector.visit_stmt(statement);
-        }
-        let mut positions = Positions::new(text);
-        let imports = collector.imports.into_iter();
-        let dynamic = collector.dynamic.into_iter();
-        Self {
-            imports: imports
-                .map(|(module, names, level, offset)| {
-                    let (line, column) = positions.at(offset);
-                    Import {
-                        module,
-                        names,
-                        level,
-                        line,
-                        column,
-                    }
-                })
-                .collect(),
-            dynamic: dynamic
-                .map(|(function, offset)| {
-                    let (line, column) = positions.at(offset);
-                    DynamicImport {
-                        function,
-                        line,
-                        column,
-                    }
-                })
-                .collect(),
-            syntax_error: None,
-        }
+        let mut collector = Collector {
+            positions: Positions::new(text),
+            facts: Self::default(),
+        };
+        collector.visit_body(&parsed.syntax().body);
+        collector.facts
     }
 }
 
@@ -340,34 +307,42 @@ fn unclosed_bracket(parsed: &Parsed<ModModule>) -> Option<(char, usize)> {
     open.pop()
 }
 
-#[derive(Default)]
-struct Collector {
-    imports: Vec<(String, Vec<String>, u32, TextSize)>,
-    dynamic: Vec<(String, TextSize)>,
+struct Collector<'t> {
+    positions: Positions<'t>,
+    facts: SourceFacts,
 }
 
-impl<'a> Visitor<'a> for Collector {
+impl Collector<'_> {
+    fn import(&mut self, module: String, names: Vec<String>, level: u32, start: TextSize) {
+        let (line, column) = self.positions.at(start.to_usize());
+        self.facts.imports.push(Import {
+            module,
+            names,
+            level,
+            line,
+            column,
+        });
+    }
+}
+
+/// In the order of the source, so that positions ascend.
+impl<'a> SourceOrderVisitor<'a> for Collector<'_> {
     fn visit_stmt(&mut self, statement: &'a Stmt) {
         match statement {
-            Stmt::Import(import) => self.imports.extend(
-                import
-                    .names
-                    .iter()
-                    .map(|alias| (alias.name.to_string(), Vec::new(), 0, alias.range.start())),
-            ),
+            Stmt::Import(import) => {
+                for alias in &import.names {
+                    self.import(alias.name.to_string(), Vec::new(), 0, alias.range.start());
+                }
+            }
             Stmt::ImportFrom(import) => {
-                let module = import.module.as_ref().map(ToString::to_string);
-                let names = match module {
-                    Some(_) => Vec::new(),
-                    None => import.names.iter().map(|it| it.name.to_string()).collect(),
+                let (module, names) = match &import.module {
+                    Some(module) => (module.to_string(), Vec::new()),
+                    None => {
+                        let names = import.names.iter().map(|it| it.name.to_string());
+                        (String::new(), names.collect())
+                    }
                 };
-                let import = (
-                    module.unwrap_or_default(),
-                    names,
-                    import.level,
-                    import.range.start(),
-                );
-                self.imports.push(import);
+                self.import(module, names, import.level, import.range.start());
             }
             _ => walk_stmt(self, statement),
         }
@@ -377,7 +352,12 @@ impl<'a> Visitor<'a> for Collector {
         if let Expr::Call(call) = expression
             && let Some(function) = dynamic_function(&call.func)
         {
-            self.dynamic.push((function, call.range.start()));
+            let (line, column) = self.positions.at(call.range.start().to_usize());
+            self.facts.dynamic.push(DynamicImport {
+                function,
+                line,
+                column,
+            });
         }
         walk_expr(self, expression);
     }
@@ -403,11 +383,12 @@ fn dynamic_function(function: &Expr) -> Option<String> {
     }
 }
 
-/// Converts ascending offsets to lines and columns, in one pass over the text.
+/// Converts ascending offsets to lines and columns, in one pass over the text. Lines end with `\n`, `\r\n` or `\r`.
 struct Positions<'t> {
     text: &'t str,
     offset: usize,
     line: usize,
+    column: usize,
 }
 
 impl<'t> Positions<'t> {
@@ -416,46 +397,35 @@ impl<'t> Positions<'t> {
             text,
             offset: 0,
             line: 1,
+            column: 1,
         }
     }
 
     /// Returns the line and the column of an offset. One before the previous offset is found from the start.
-    fn at(&mut self, offset: TextSize) -> (usize, usize) {
-        let offset = offset.to_usize();
+    fn at(&mut self, offset: usize) -> (usize, usize) {
         if offset < self.offset {
             *self = Self::new(self.text);
         }
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let between = before.get(self.offset..).unwrap_or_default();
-        let (newlines, last) = newlines(between);
-        self.line += newlines;
-        if let Some(last) = last {
-            self.offset += last;
+        let offset = offset.min(self.text.len());
+        let between = self.text.get(self.offset..offset).unwrap_or_default();
+        let bytes = between.as_bytes();
+        let mut line_start = 0;
+        for (at, byte) in bytes.iter().enumerate() {
+            if *byte == b'\n' || (*byte == b'\r' && bytes.get(at + 1) != Some(&b'\n')) {
+                self.line += 1;
+                self.column = 1;
+                line_start = at + 1;
+            }
         }
-        let column = before
-            .get(self.offset..)
-            .unwrap_or_default()
-            .chars()
-            .count();
-        (self.line, column + 1)
+        let rest = between.get(line_start..).unwrap_or_default();
+        self.column += rest.chars().count();
+        self.offset = offset;
+        (self.line, self.column)
     }
 }
 
 fn position(text: &str, offset: usize) -> (usize, usize) {
-    Positions::new(text).at(TextSize::new(u32::try_from(offset).unwrap_or(u32::MAX)))
-}
-
-/// Counts line ends (`\n`, `\r\n`, `\r`) and returns the offset after the last one.
-fn newlines(text: &str) -> (usize, Option<usize>) {
-    let bytes = text.as_bytes();
-    let (mut count, mut last) = (0, None);
-    for (at, byte) in bytes.iter().enumerate() {
-        if *byte == b'\n' || (*byte == b'\r' && bytes.get(at + 1) != Some(&b'\n')) {
-            count += 1;
-            last = Some(at + 1);
-        }
-    }
-    (count, last)
+    Positions::new(text).at(offset)
 }
 
 /// Writes a message as CPython does, in lower case.

@@ -49,6 +49,19 @@ fn dynamic_imports_are_seen() {
 }
 
 #[test]
+fn many_calls_are_located_in_one_pass() {
+    // Counting from the start of the text or of the line for each call would take too long.
+    let on_lines = "(exec(0)\nif eval(0) else 0)\n".repeat(15_000);
+    let facts = SourceFacts::of(on_lines.as_bytes());
+    let last = facts.dynamic.last().unwrap();
+    assert_eq!((last.function.as_str(), last.line), ("eval", 30_000));
+    let on_a_line = "exec();".repeat(70_000);
+    let facts = SourceFacts::of(on_a_line.as_bytes());
+    let last = facts.dynamic.last().unwrap();
+    assert_eq!((last.line, last.column), (1, 7 * 69_999 + 1));
+}
+
+#[test]
 fn no_list_allows_all_modules_and_an_empty_list_none() {
     let facts = SourceFacts::of(b"import os.path, osx\nimport os.path\nfrom .x import y\n");
     let forbidden = |allowed: Option<&[&str]>| {
