@@ -1,7 +1,7 @@
 //! Copies of sets, for sandboxes that see none of this machine's files.
 
 use std::fs::{File, Permissions};
-use std::io::{self, BufWriter, Read as _};
+use std::io::{self, BufWriter};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -88,13 +88,8 @@ fn archive(directory: &Path) -> io::Result<String> {
         complete.map_err(|error| error.error)?;
     }
     let (mut file, mut digest) = (File::open(&path)?, Sha256::new());
-    let mut piece = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(format!("{:x}", digest.finalize())),
-            read => digest.update(piece.get(..read).unwrap_or_default()),
-        }
-    }
+    io::copy(&mut file, &mut digest)?;
+    Ok(format!("{:x}", digest.finalize()))
 }
 
 #[cfg(test)]

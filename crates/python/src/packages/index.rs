@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cantle_core::policy::{HostPattern, InvalidPolicy};
-use serde::Serialize;
+use serde_json::{Value, json};
 use url::Url;
 
 use super::error::PackageError;
@@ -23,13 +23,6 @@ pub struct PackageIndex {
     find_links: Vec<String>,
     /// The certificates of authorities that are trusted in place of the system's.
     pub(super) certificate: Option<PathBuf>,
-}
-
-/// An index as the sandbox's installer gets it.
-#[derive(Serialize)]
-pub(super) struct Sources<'i> {
-    indexes: Vec<&'i str>,
-    find_links: &'i [String],
 }
 
 impl std::fmt::Debug for PackageIndex {
@@ -113,19 +106,16 @@ impl PackageIndex {
         let list = |text: Option<String>| {
             text.map(|it| it.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
         };
-        let first = list(variable("UV_DEFAULT_INDEX"))
-            .or_else(|| list(variable("UV_INDEX_URL")))
-            .or_else(|| uv_indexes(true))
-            .or_else(|| uv_file("index-url"))
-            .or_else(|| list(pip("index-url")));
-        let more = list(variable("UV_INDEX"))
-            .or_else(|| list(variable("UV_EXTRA_INDEX_URL")))
-            .or_else(|| uv_indexes(false))
-            .or_else(|| uv_file("extra-index-url"))
-            .or_else(|| list(pip("extra-index-url")));
-        let find_links = list(variable("UV_FIND_LINKS"))
-            .or_else(|| uv_file("find-links"))
-            .or_else(|| list(pip("find-links")));
+        let setting = |variables: &[&str], indexes: Option<Vec<String>>, name: &str| {
+            let of_variable = variables.iter().find_map(|name| list(variable(name)));
+            let of_uv = of_variable.or(indexes).or_else(|| uv_file(name));
+            of_uv.or_else(|| list(pip(name)))
+        };
+        let defaults = ["UV_DEFAULT_INDEX", "UV_INDEX_URL"];
+        let first = setting(&defaults, uv_indexes(true), "index-url");
+        let extras = ["UV_INDEX", "UV_EXTRA_INDEX_URL"];
+        let more = setting(&extras, uv_indexes(false), "extra-index-url");
+        let find_links = setting(&["UV_FIND_LINKS"], None, "find-links");
         let certificate = pip("cert")
             .or_else(|| variable("SSL_CERT_FILE"))
             .or_else(|| variable("REQUESTS_CA_BUNDLE"));
@@ -152,11 +142,10 @@ impl PackageIndex {
         }
     }
 
-    pub(super) fn sources(&self) -> Sources<'_> {
-        Sources {
-            indexes: self.urls.iter().map(Url::as_str).collect(),
-            find_links: &self.find_links,
-        }
+    /// Returns the index as the sandbox's installer gets it.
+    pub(super) fn sources(&self) -> Value {
+        let indexes: Vec<_> = self.urls.iter().map(Url::as_str).collect();
+        json!({"indexes": indexes, "find_links": self.find_links})
     }
 
     /// Returns the places without passwords, to tell requests apart and for display.
@@ -303,7 +292,7 @@ mod tests {
         ];
         assert_eq!(of_pip.places(), places);
         assert_eq!(
-            of_pip.sources().indexes[0],
+            of_pip.sources()["indexes"][0],
             "https://user:secret@a.example.org/simple"
         );
         assert!(!format!("{of_pip:?}").contains("secret"));

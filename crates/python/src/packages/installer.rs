@@ -167,13 +167,11 @@ impl<'r> Installer<'r> {
         name: &str,
         mut arguments: Value,
     ) -> Result<T, PackageError> {
-        if let (Some(all), Ok(Value::Object(sources))) = (
-            arguments.as_object_mut(),
-            serde_json::to_value(self.index.sources()),
-        ) {
-            all.extend(sources);
-            all.insert("uv".to_owned(), json!(self.uv));
-            all.insert("target".to_owned(), json!(self.request.target));
+        let shared = json!({"uv": self.uv, "target": self.request.target});
+        for fields in [self.index.sources(), shared] {
+            if let (Some(all), Value::Object(fields)) = (arguments.as_object_mut(), fields) {
+                all.extend(fields);
+            }
         }
         let sandbox = self.sandbox(write_root).await?;
         let done = run_step(&*sandbox, &self.program, name, &arguments).await;
@@ -185,17 +183,11 @@ impl<'r> Installer<'r> {
 
     async fn sandbox(&self, write_root: Option<&Path>) -> Result<Arc<dyn Sandbox>, PackageError> {
         let index = &self.index;
-        let mut policy = Policy::workspace();
-        if !self.hosts.is_empty() {
-            policy.network = Some(Network::Hosts(self.hosts.clone()));
-        }
+        let mut policy = install_policy(&self.hosts, write_root);
         if let Some(roots) = &mut policy.read_roots {
             roots.paths.extend(self.request.read_roots.iter().cloned());
             roots.paths.extend(index.read_roots());
             roots.paths.extend(self.uv.clone());
-        }
-        if let (Some(roots), Some(root)) = (&mut policy.write_roots, write_root) {
-            roots.push(root.to_owned());
         }
         policy.strictness = self.request.strictness;
         let mut variables = vec![("PIP_CONFIG_FILE", "/dev/null"), ("UV_NO_CONFIG", "1")];
@@ -299,6 +291,18 @@ async fn run_step<T: DeserializeOwned>(
     serde_json::from_slice(&result).map_err(|error| {
         PackageError::failed(format!("the result of `{step}` is invalid: {error}"))
     })
+}
+
+/// Returns the policy of a sandbox that reaches the hosts and writes a directory.
+pub(super) fn install_policy(hosts: &[HostPattern], write_root: Option<&Path>) -> Policy {
+    let mut policy = Policy::workspace();
+    if !hosts.is_empty() {
+        policy.network = Some(Network::Hosts(hosts.to_vec()));
+    }
+    if let (Some(roots), Some(root)) = (&mut policy.write_roots, write_root) {
+        roots.push(root.to_owned());
+    }
+    policy
 }
 
 /// Returns the program uv of this machine. A script that looks for it is not one: it needs more than itself.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use cantle_core::ids::RunId;
-use cantle_core::policy::{HostPattern, Network, Policy};
+use cantle_core::policy::HostPattern;
 use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
 };
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::index::host_of;
-use super::installer::{MAX_RESULT_BYTES, TIMEOUT};
+use super::installer::{MAX_RESULT_BYTES, TIMEOUT, install_policy};
 use super::store::InstalledSet;
 use super::{PackageError, PackageStore, SetContent, SetInstaller};
 
@@ -271,7 +271,7 @@ impl<'r> NodeInstaller<'r> {
         request: &NodeRequest,
         configured: Option<String>,
     ) -> Result<Self, PackageError> {
-        let sandbox = open(backend, None, Vec::new()).await?;
+        let sandbox = open(backend, None, &[]).await?;
         let described = run(&*sandbox, SpawnRequest::shell(DESCRIBE)).await;
         sandbox.close().await?;
         let described = described?;
@@ -312,7 +312,7 @@ impl<'r> NodeInstaller<'r> {
         files: &[(&str, &Value)],
         command: SpawnRequest,
     ) -> Result<Value, PackageError> {
-        let sandbox = open(self.backend, write_root, self.hosts.clone()).await?;
+        let sandbox = open(self.backend, write_root, &self.hosts).await?;
         let done = async {
             for (name, content) in files {
                 let path = SandboxPath::new(*name).map_err(SandboxError::from)?;
@@ -369,16 +369,9 @@ impl SetInstaller for NodeInstaller<'_> {
 async fn open(
     backend: &dyn Backend,
     write_root: Option<&Path>,
-    hosts: Vec<HostPattern>,
+    hosts: &[HostPattern],
 ) -> Result<Arc<dyn Sandbox>, PackageError> {
-    let mut policy = Policy::workspace();
-    if !hosts.is_empty() {
-        policy.network = Some(Network::Hosts(hosts));
-    }
-    if let (Some(roots), Some(root)) = (&mut policy.write_roots, write_root) {
-        roots.push(root.to_owned());
-    }
-    let context = SandboxContext::new(RunId::new(), policy);
+    let context = SandboxContext::new(RunId::new(), install_policy(hosts, write_root));
     Ok(backend.open(context).await?)
 }
 

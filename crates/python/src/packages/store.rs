@@ -141,24 +141,13 @@ impl Layout {
         write_json(&self.request(id), content)
     }
 
-    /// Returns a set that is complete, and marks it as used now.
+    /// Returns a set that is complete, locked against removal, and marks it as used now.
     pub(super) fn open<C: SetContent>(
         &self,
         content: C,
     ) -> Result<Option<InstalledSet<C>>, PackageError> {
         let key = content.key();
-        let in_use = self.in_use(&key)?;
-        Ok(in_use.map(|in_use| InstalledSet {
-            path: self.set(&key),
-            content: Arc::new(content),
-            key,
-            _in_use: in_use,
-        }))
-    }
-
-    /// Locks a set that is complete against removal, and marks it as used now.
-    fn in_use(&self, key: &str) -> Result<Option<Arc<FileLock>>, PackageError> {
-        let path = self.marker(key);
+        let path = self.marker(&key);
         // Not for writing: the store may be part of a read-only image.
         let marker = match File::open(&path) {
             Ok(marker) => marker,
@@ -173,7 +162,12 @@ impl Layout {
         }
         // Only garbage collection looks at it.
         let _ = marker.set_modified(SystemTime::now());
-        Ok(Some(Arc::new(FileLock(marker))))
+        Ok(Some(InstalledSet {
+            path: self.set(&key),
+            content: Arc::new(content),
+            key,
+            _in_use: Arc::new(FileLock(marker)),
+        }))
     }
 
     /// Makes the directory of a set, which `owner` can write until it is complete.
