@@ -13,7 +13,6 @@ use cantle_core::code::RichResult;
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::escape::join_up_to;
 use cantle_core::metadata::Metadata;
-use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Captured, Channel, CommandOutput, Exit, ExitStatus, FileKind, RenderLimits, SandboxContext,
     SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
@@ -119,8 +118,7 @@ impl ToolProvider for PythonTool {
             }
         };
         let session = Arc::new(self.interpreter.attach(sandbox));
-        let limits = RenderLimits::default();
-        let mut description = description(&self.interpreter, limits);
+        let mut description = description(&self.interpreter);
         if let Some(packages) = &self.interpreter.packages {
             let python = session.python().await?.map_err(ProviderError::new)?;
             describe_packages(&mut description, packages, &python.program);
@@ -128,10 +126,7 @@ impl ToolProvider for PythonTool {
         let marker = SandboxPath::new(format!(".cantle/python-{}", cx.run));
         let tool = Arc::new(RunPython {
             session: Arc::clone(&session),
-            policy: self.interpreter.policy.clone(),
-            timeout: self.interpreter.timeout,
             images: self.images,
-            limits,
             marker: marker.ok(),
             had_predecessor: OnceCell::new(),
         });
@@ -154,10 +149,7 @@ impl ToolProvider for PythonTool {
 
 struct RunPython {
     session: Arc<PythonSession>,
-    policy: Policy,
-    timeout: Duration,
     images: bool,
-    limits: RenderLimits,
     /// A file whose existence means that the run had an interpreter in this sandbox.
     marker: Option<SandboxPath>,
     /// Whether there was one when the first call began: the run was resumed.
@@ -174,7 +166,7 @@ struct Params {
     timeout: Option<Duration>,
 }
 
-fn description(interpreter: &Interpreter, limits: RenderLimits) -> String {
+fn description(interpreter: &Interpreter) -> String {
     let mut text = format!(
         "Executes Python code and returns what it prints, the value of its last expression, figures of matplotlib, and \
          the traceback of an exception. Variables, functions and imports are kept from call to call. Relative paths \
@@ -195,7 +187,7 @@ fn description(interpreter: &Interpreter, limits: RenderLimits) -> String {
     let _ = write!(
         text,
         "Longer output than {} characters is cut in the middle; the result names a file that has all of it.",
-        limits.channel_chars
+        RenderLimits::default().channel_chars
     );
     text
 }
@@ -242,13 +234,13 @@ impl RunPython {
             ("stderr", &execution.stderr, &execution.stderr_file),
         ] {
             if captured.total_bytes() > 0 {
-                let text = render_channel(captured, file.as_ref(), self.limits);
+                let text = render_channel(captured, file.as_ref(), RenderLimits::default());
                 elements.push((name, text));
             }
         }
         let mut images = Vec::new();
         for result in &execution.results {
-            let text = self.short(result.text().unwrap_or_default());
+            let text = short(result.text().unwrap_or_default());
             match result_image(result).filter(|_| self.images && images.len() < MAX_IMAGES) {
                 Some(image) => {
                     images.push(image);
@@ -262,7 +254,7 @@ impl RunPython {
             }
         }
         if let Some(error) = &execution.error {
-            elements.push(("error", self.short(&error.traceback)));
+            elements.push(("error", short(&error.traceback)));
         }
         elements.extend(files.map(|files| ("files", files)));
         let notes = self.notes(execution);
@@ -290,15 +282,17 @@ impl RunPython {
         errors.push_str(execution.error.as_ref().map_or("", |it| &it.traceback));
         let exit = Exit::new(ExitStatus::Code(0), execution.duration);
         let mut output = CommandOutput::new(exit, Captured::default(), Captured::complete(errors));
-        output.add_policy_notes(&self.policy, self.session.sandbox().info());
+        let policy = &self.session.settings.policy;
+        output.add_policy_notes(policy, self.session.sandbox().info());
         let notes = execution.notes.iter().cloned();
         notes.chain(output.exit.notes).collect()
     }
+}
 
-    fn short(&self, text: &str) -> String {
-        let captured = Captured::complete(text.to_owned());
-        render_channel(&captured, None, self.limits)
-    }
+/// Cuts a long text in the middle.
+fn short(text: &str) -> String {
+    let captured = Captured::complete(text.to_owned());
+    render_channel(&captured, None, RenderLimits::default())
 }
 
 /// Describes an outcome that is no ordinary end.
@@ -364,7 +358,7 @@ impl RunPython {
             }
         };
         let limits = CallLimits {
-            timeout: params.timeout.unwrap_or(self.timeout),
+            timeout: params.timeout.unwrap_or(self.session.settings.timeout),
             cancellation: cx.cancellation.clone(),
             environment: BTreeMap::new(),
             spills: true,

@@ -35,7 +35,7 @@ const MAX_LISTED: usize = 10_000;
 
 /// Python in one sandbox: one-shot runs, and contexts that keep their variables.
 pub struct PythonSession {
-    settings: Interpreter,
+    pub(crate) settings: Interpreter,
     sandbox: Arc<dyn Sandbox>,
     /// The Python of the sandbox, once one was found.
     python: OnceCell<Python>,
