@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cantle_core::sandbox::SandboxErrorKind;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::environment::ExecutionEnvironment;
 use super::policy::CapabilityPolicy;
@@ -36,14 +37,19 @@ impl Mellea {
         {
             self.check_docker(policy).await?;
         }
-        Ok(ExecutionEnvironment::new(
-            self.clone(),
+        Ok(ExecutionEnvironment {
+            mellea: self.clone(),
             tier,
             policy,
             allowed_imports,
             working_directory,
+            export_dir: None,
+            agg: true,
+            collects: false,
+            session: Mutex::default(),
+            packages: OnceCell::new(),
             warnings,
-        ))
+        })
     }
 
     /// Fails if the Docker backend can't enforce a policy.

@@ -1,6 +1,5 @@
 //! An environment: executes code on one tier.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,57 +27,26 @@ use crate::source::SourceFacts;
 const MAX_EXPORTED: usize = 10_000;
 
 /// Executes code on one tier.
+#[derive(Debug)]
 pub struct ExecutionEnvironment {
-    mellea: Mellea,
-    tier: Tier,
-    policy: Option<CapabilityPolicy>,
-    allowed_imports: Option<Vec<String>>,
-    working_directory: Option<PathBuf>,
+    pub(super) mellea: Mellea,
+    pub(super) tier: Tier,
+    pub(super) policy: Option<CapabilityPolicy>,
+    pub(super) allowed_imports: Option<Vec<String>>,
+    pub(super) working_directory: Option<PathBuf>,
     /// The host directory below which artifacts of containers are stored.
-    export_dir: Option<PathBuf>,
+    pub(super) export_dir: Option<PathBuf>,
     pub(super) agg: bool,
     /// Whether calls collect artifacts in a directory of their own.
     pub(super) collects: bool,
     /// The container of an entered environment.
-    session: Mutex<Option<Arc<PythonSession>>>,
+    pub(super) session: Mutex<Option<Arc<PythonSession>>>,
     /// The policy's packages, once they are installed.
-    packages: OnceCell<PackageSet>,
-    warnings: Vec<Warning>,
-}
-
-impl fmt::Debug for ExecutionEnvironment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExecutionEnvironment")
-            .field("tier", &self.tier)
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
-    }
+    pub(super) packages: OnceCell<PackageSet>,
+    pub(super) warnings: Vec<Warning>,
 }
 
 impl ExecutionEnvironment {
-    pub(super) fn new(
-        mellea: Mellea,
-        tier: Tier,
-        policy: Option<CapabilityPolicy>,
-        allowed_imports: Option<Vec<String>>,
-        working_directory: Option<PathBuf>,
-        warnings: Vec<Warning>,
-    ) -> Self {
-        Self {
-            mellea,
-            tier,
-            policy,
-            allowed_imports,
-            working_directory,
-            export_dir: None,
-            agg: true,
-            collects: false,
-            session: Mutex::default(),
-            packages: OnceCell::new(),
-            warnings,
-        }
-    }
-
     /// Sets the host directory below which files of a container are exported; a temporary one by default.
     #[must_use]
     pub fn export_dir(mut self, directory: Option<PathBuf>) -> Self {
@@ -191,22 +159,13 @@ impl ExecutionEnvironment {
         let executed = self
             .run(&session, code, timeout, directory.as_deref())
             .await;
-        let mut result = match executed {
-            Ok(result) => result,
-            Err(error) => {
-                if entered.is_none() {
-                    // The error of the run is the one to report.
-                    let _ = session.close().await;
-                }
-                return Err(failed(error));
-            }
+        let closed = match entered {
+            Some(_) => Ok(()),
+            None => session.close().await,
         };
-        if result.success && self.tier.is_docker() {
-            self.export(&**session.sandbox(), &mut result).await;
-        }
-        if entered.is_none() {
-            session.close().await.map_err(failed)?;
-        }
+        // The error of the run is the one to report.
+        let mut result = executed.map_err(failed)?;
+        closed.map_err(failed)?;
         if let (true, Some(before), Some(directory)) = (result.success, before, &directory) {
             result.artifacts = Listing::of(directory).changed_since(&before);
         }
@@ -217,7 +176,7 @@ impl ExecutionEnvironment {
         Ok(result)
     }
 
-    /// Runs code in a session.
+    /// Runs code in a session, and exports its files from a container.
     async fn run(
         &self,
         session: &PythonSession,
@@ -261,7 +220,7 @@ impl ExecutionEnvironment {
             ExitStatus::Signal(signal) => Some(-signal),
             _ => None,
         };
-        Ok(ExecutionResult {
+        let mut result = ExecutionResult {
             success: exit_code == Some(0),
             stdout: Some(truncate(
                 stdout.trim(),
@@ -279,7 +238,11 @@ impl ExecutionEnvironment {
             execution_mode: self.mode().to_owned(),
             working_directory: self.working_directory.clone(),
             ..ExecutionResult::default()
-        })
+        };
+        if result.success && self.tier.is_docker() {
+            self.export(&**session.sandbox(), &mut result).await;
+        }
+        Ok(result)
     }
 
     /// The result of code that Python refuses, which Mellea learns from Python.
@@ -406,14 +369,9 @@ impl ExecutionEnvironment {
     /// If the tier has none, it is not entered, or the copy fails.
     pub async fn copy_in(&self, host_path: &Path, path: &str) -> Result<(), MelleaError> {
         let session = self.entered("copy_in").await?;
-        let copied = async {
-            let path = SandboxPath::new(path)?;
-            session.sandbox().upload(host_path, &path).await
-        };
-        let copied = copied.await;
-        copied
-            .map(drop)
-            .map_err(|error| MelleaError::Runtime(error.to_string()))
+        let path = SandboxPath::new(path).map_err(SandboxError::from)?;
+        session.sandbox().upload(host_path, &path).await?;
+        Ok(())
     }
 
     /// Copies a file out of the container.
@@ -422,14 +380,9 @@ impl ExecutionEnvironment {
     /// As [`copy_in`](Self::copy_in).
     pub async fn copy_out(&self, path: &str, host_path: &Path) -> Result<(), MelleaError> {
         let session = self.entered("copy_out").await?;
-        let copied = async {
-            let path = SandboxPath::new(path)?;
-            session.sandbox().download(&path, host_path).await
-        };
-        let copied = copied.await;
-        copied
-            .map(drop)
-            .map_err(|error| MelleaError::Runtime(error.to_string()))
+        let path = SandboxPath::new(path).map_err(SandboxError::from)?;
+        session.sandbox().download(&path, host_path).await?;
+        Ok(())
     }
 
     async fn entered(&self, operation: &str) -> Result<Arc<PythonSession>, MelleaError> {

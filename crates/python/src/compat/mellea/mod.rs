@@ -14,6 +14,8 @@ mod result;
 mod tier;
 mod tool;
 
+use cantle_core::sandbox::SandboxError;
+
 pub use self::environment::ExecutionEnvironment;
 pub use self::extraction::{CodeCall, extract_code, extract_from_call};
 pub use self::legacy::LegacyExecutionOptions;
@@ -70,4 +72,10 @@ pub enum MelleaError {
     /// `RuntimeError`: the environment can't do it now.
     #[error("{0}")]
     Runtime(String),
+}
+
+impl From<SandboxError> for MelleaError {
+    fn from(error: SandboxError) -> Self {
+        Self::Runtime(error.to_string())
+    }
 }

@@ -264,24 +264,17 @@ impl PythonExecutionReq {
     pub fn description(&self) -> String {
         let timeout = self.policy.as_ref().map(|policy| policy.timeout);
         let timeout = timeout.unwrap_or_else(|| self.tier.default_timeout());
-        let kind = match self.tier {
-            Tier::Static => None,
-            tier if tier.is_docker() => Some("sandbox"),
-            _ => Some("local"),
-        };
         let policy = match self.policy {
-            Some(_) => "with policy",
-            None => "no policy",
+            Some(_) => " with policy",
+            None => ", no policy",
         };
-        let label = match kind {
-            None => "validation only".to_owned(),
-            Some(kind) => {
-                let separator = if self.policy.is_some() { "" } else { "," };
-                format!(
-                    "{kind} execution{separator} {policy} (timeout: {}s)",
-                    timeout.as_secs()
-                )
+        let seconds = timeout.as_secs();
+        let label = match self.tier {
+            Tier::Static => "validation only".to_owned(),
+            tier if tier.is_docker() => {
+                format!("sandbox execution{policy} (timeout: {seconds}s)")
             }
+            _ => format!("local execution{policy} (timeout: {seconds}s)"),
         };
         let limit = self.max_output_chars.filter(|_| self.tier != Tier::Static);
         let limit = limit.map(|limit| format!(" Output limit: {limit} chars."));
