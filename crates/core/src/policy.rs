@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 pub use self::field::PolicyField;
 pub use self::host::{HostName, HostPattern};
@@ -130,6 +131,12 @@ impl Policy {
             .filter_map(|(set, field)| set.then_some(field))
             .chain(self.limits.fields())
             .collect()
+    }
+
+    /// Returns the fields that differ from those of [`workspace`](Self::workspace), serialized; `null` for one that is not set.
+    /// The identity of a run compares them, so that the run can be resumed after a default has changed.
+    pub fn differing_fields(&self) -> Value {
+        differing_fields(&json!(self), &json!(Self::workspace()))
     }
 }
 
@@ -282,6 +289,20 @@ pub enum Strictness {
     Strict,
     /// The sandbox opens, and its report lists the fields.
     BestEffort,
+}
+
+/// Returns the fields of a JSON object that differ from those of another one.
+fn differing_fields(value: &Value, default: &Value) -> Value {
+    let (Value::Object(fields), Value::Object(defaults)) = (value, default) else {
+        return value.clone();
+    };
+    let missing = defaults.keys().filter(|key| !fields.contains_key(*key));
+    let missing = missing.map(|key| (key.clone(), Value::Null));
+    let differing = fields.iter().filter_map(|(key, value)| {
+        let default = defaults.get(key).unwrap_or(&Value::Null);
+        (value != default).then(|| (key.clone(), differing_fields(value, default)))
+    });
+    missing.chain(differing).collect()
 }
 
 #[cfg(test)]

@@ -248,6 +248,8 @@ impl McpServer {
                     "cwd": stdio.directory,
                     "env": stdio.environment.keys().collect::<Vec<_>>(),
                     "policy": policy,
+                    // A changed default does not prevent resuming, but a changed setting does.
+                    "set": policy.map(|policy| policy.differing_fields()),
                     "workspace": workspace,
                     "where": self.place(),
                 })

@@ -142,20 +142,6 @@ impl CodeExec {
     }
 }
 
-/// Returns the fields of a JSON object that differ from those of another one.
-fn differing_fields(value: &Value, default: &Value) -> Value {
-    let (Value::Object(fields), Value::Object(defaults)) = (value, default) else {
-        return value.clone();
-    };
-    let missing = defaults.keys().filter(|key| !fields.contains_key(*key));
-    let missing = missing.map(|key| (key.clone(), Value::Null));
-    let differing = fields.iter().filter_map(|(key, value)| {
-        let default = defaults.get(key).unwrap_or(&Value::Null);
-        (value != default).then(|| (key.clone(), differing_fields(value, default)))
-    });
-    missing.chain(differing).collect()
-}
-
 #[async_trait]
 impl ToolProvider for CodeExec {
     fn name(&self) -> &str {
@@ -171,7 +157,7 @@ impl ToolProvider for CodeExec {
             "backend": self.backend.name(),
             "policy": self.policy,
             // A changed default does not prevent resuming, but a changed setting does.
-            "set": differing_fields(&json!(self.policy), &json!(Policy::workspace())),
+            "set": self.policy.differing_fields(),
             "allowed_commands": self.allowed.as_ref().map(|allowed| allowed.list(usize::MAX)),
         })
     }

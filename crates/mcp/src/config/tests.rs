@@ -40,6 +40,10 @@ fn values_name_variables_and_the_identity_has_no_secrets() {
                 "limits": {"processes": 1024},
                 "strictness": "strict",
             },
+            "set": {
+                "read_roots": {"paths": ["/opt/data"]},
+                "network": {"hosts": ["api.example.com"]},
+            },
             "workspace": "read_only",
             "where": "sandbox",
             "tools": ["list"],
