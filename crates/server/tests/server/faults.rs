@@ -102,7 +102,7 @@ impl Sandbox for FaultySandbox {
     }
 
     /// Command lines with `lost` lose their end; `cat` ends at a limit after its first output. Programs for some files are
-    /// stopped before it or after it.
+    /// stopped before it or after it, or do not exit when their output has ended.
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
         let request_text = format!("{request:?}");
         let has = |text: &str| request_text.contains(text);
@@ -112,6 +112,9 @@ impl Sandbox for FaultySandbox {
             Fault::Stopped { has_begun: true }
         } else if has("stopped-early") || (has("\"cat\"") && has("/etc/group")) {
             Fault::Stopped { has_begun: false }
+        } else if has("\"cat\"") && (has("/etc/nsswitch.conf") || has("/etc/profile")) {
+            let has_begun = has("/etc/profile");
+            Fault::Closed { has_begun }
         } else if has("\"cat\"") {
             Fault::Cut
         } else {
@@ -201,6 +204,7 @@ enum Fault {
     Lost,
     Cut,
     Stopped { has_begun: bool },
+    Closed { has_begun: bool },
 }
 
 struct FaultyProcess(Fault);
@@ -218,7 +222,8 @@ impl Process for FaultyProcess {
         };
         let first = stream::iter([Ok(chunk)]);
         let output: OutputStream = match self.0 {
-            Fault::Lost | Fault::Cut => Box::pin(first),
+            Fault::Lost | Fault::Cut | Fault::Closed { has_begun: true } => Box::pin(first),
+            Fault::Closed { has_begun: false } => Box::pin(stream::empty()),
             Fault::Stopped { has_begun: true } => Box::pin(first.chain(stream::pending())),
             Fault::Stopped { has_begun: false } => Box::pin(stream::pending()),
         };
@@ -227,7 +232,7 @@ impl Process for FaultyProcess {
 
     fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>> {
         match self.0 {
-            Fault::Lost | Fault::Cut => None,
+            Fault::Lost | Fault::Cut | Fault::Closed { .. } => None,
             Fault::Stopped { .. } => Some(Box::new(UnreadPipe)),
         }
     }
@@ -253,7 +258,7 @@ impl Process for FaultyProcess {
                 tokio::task::yield_now().await;
                 Ok(Exit::new(ExitStatus::TimedOut { limit }, limit))
             }
-            Fault::Stopped { .. } => std::future::pending().await,
+            Fault::Stopped { .. } | Fault::Closed { .. } => std::future::pending().await,
         }
     }
 }
@@ -387,6 +392,24 @@ async fn transfers_end_although_their_program_is_stopped() {
     }
     let get = sandbox.get("/files?path=/etc/group").await;
     assert_eq!(get.status, StatusCode::GATEWAY_TIMEOUT, "{get:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn downloads_end_although_their_program_does_not_exit() {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty::new(&directory));
+    let mut limits = ServerLimits::default();
+    limits.idle = Duration::from_millis(300);
+    let server = serve_in(directory, |_| Server::builder(backend).limits(limits)).await;
+    let sandbox = server.create_default().await;
+    let get = tokio::time::timeout(DEADLINE, sandbox.get("/files?path=/etc/nsswitch.conf"));
+    assert_eq!(get.await.unwrap().status, StatusCode::GATEWAY_TIMEOUT);
+    let request = sandbox.request(Method::GET, "/files?path=/etc/profile");
+    let answer = server.send(request.body(Full::default()).unwrap()).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let body = tokio::time::timeout(DEADLINE, answer.into_body().collect());
+    assert!(body.await.unwrap().is_err());
     server.stop().await;
 }
 

@@ -100,7 +100,7 @@ pub(super) async fn serve(
 }
 
 /// Reads a file outside the backend's directories with a command. Other commands of the sandbox can stop it: it fails if
-/// there is no data for as long as `idle`.
+/// there is no data, or no end, for as long as `idle`.
 async fn read_outside(
     sandbox: SandboxUse,
     path: &SandboxPath,
@@ -123,7 +123,8 @@ async fn read_outside(
     }));
     let first = timeout(idle, chunks.next()).await;
     let Some(first) = first.map_err(|_| BodyError::Idle)? else {
-        if process.wait().await?.status.success() {
+        let exit = timeout(idle, process.wait()).await;
+        if exit.map_err(|_| BodyError::Idle)??.status.success() {
             return Ok(Box::pin(stream::empty()));
         }
         let message = format!("path '{path}' can't be read");
@@ -136,13 +137,14 @@ async fn read_outside(
         let failed = |error| SandboxError::io("failed to read a file", error);
         let error = match timeout(idle, parts.0.next()).await {
             Ok(Some(chunk)) => return Some((chunk, Some(parts))),
-            Ok(None) => match parts.1.wait().await {
-                Ok(exit) if exit.status.success() => return None,
-                Ok(exit) => {
+            Ok(None) => match timeout(idle, parts.1.wait()).await {
+                Ok(Ok(exit)) if exit.status.success() => return None,
+                Ok(Ok(exit)) => {
                     let message = format!("reading the file ended early: {}", exit.status);
                     failed(io::Error::other(message))
                 }
-                Err(error) => error,
+                Ok(Err(error)) => error,
+                Err(_) => failed(io::ErrorKind::TimedOut.into()),
             },
             Err(_) => failed(io::ErrorKind::TimedOut.into()),
         };
