@@ -1,5 +1,6 @@
 //! An environment: executes code on one tier.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -435,14 +436,11 @@ fn private_directory(parent: &Path) -> io::Result<TempDir> {
 
 /// Returns the modules that are imported and not allowed, by their top-level names. `None` allows all.
 pub(super) fn forbidden_modules(facts: &SourceFacts, allowed: Option<&[String]>) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for import in facts.forbidden_imports(allowed) {
-        let name = import.module.split('.').next().unwrap_or_default();
-        if !names.iter().any(|known| known == name) {
-            names.push(name.to_owned());
-        }
-    }
-    names
+    let imports = facts.forbidden_imports(allowed);
+    let names = imports.filter_map(|import| import.module.split('.').next());
+    let mut seen = HashSet::new();
+    let names = names.filter(|name| seen.insert(*name));
+    names.map(str::to_owned).collect()
 }
 
 /// Copies a file or directory of a container into a directory, within the limits of artifacts. One of several paths with

@@ -221,6 +221,17 @@ async fn q22_to_q34_q47_q65_q66_imports() {
     }
 }
 
+#[tokio::test]
+async fn each_of_many_forbidden_modules_is_named_once() {
+    // Comparing each name with the others would take too long.
+    let code: String = (0..30_000)
+        .map(|number| format!("import m{number}.x\n"))
+        .collect();
+    let restricted = Requirement::ImportRestrictions(modules(&[]));
+    let refused = validate(&restricted, &block(&format!("{code}{code}"))).await;
+    assert_eq!(refused.reason.matches(", ").count(), 29_999);
+}
+
 #[test]
 fn q35_to_q46_the_factory() {
     let kinds = |allowed, limit, seconds, sandbox| {
