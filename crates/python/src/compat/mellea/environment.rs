@@ -1,7 +1,9 @@
 //! An environment: executes code on one tier.
 
 use std::collections::HashSet;
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -423,15 +425,10 @@ fn in_directory(command: Command, directory: &Path) -> Result<Command, SandboxEr
 
 /// Creates a directory that only this user may enter.
 fn private_directory(parent: &Path) -> io::Result<TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("mellea-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt as _;
-
-        builder.permissions(std::fs::Permissions::from_mode(0o700));
-    }
-    builder.tempdir_in(parent)
+    tempfile::Builder::new()
+        .prefix("mellea-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(parent)
 }
 
 /// Returns the modules that are imported and not allowed, by their top-level names. `None` allows all.

@@ -191,13 +191,7 @@ pub struct PythonExecutionReq {
 impl Default for PythonExecutionReq {
     /// On the tier `static`, which executes nothing.
     fn default() -> Self {
-        Self {
-            tier: Tier::Static,
-            policy: None,
-            allowed_imports: None,
-            max_output_chars: None,
-            warnings: Vec::new(),
-        }
+        Self::new(Tier::Static)
     }
 }
 
@@ -218,8 +212,9 @@ impl PythonExecutionReq {
         Self {
             tier,
             policy,
+            allowed_imports: None,
+            max_output_chars: None,
             warnings,
-            ..Self::default()
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -149,7 +150,9 @@ impl Listing {
                 } else if metadata.is_dir() {
                     directories.push(entry.path());
                 } else if metadata.is_file() {
-                    let stamp = (metadata.len(), metadata.modified().ok(), changed(&metadata));
+                    // Code can't set the time of the latest change.
+                    let changed = metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec();
+                    let stamp = (metadata.len(), metadata.modified().ok(), changed);
                     files.insert(entry.path(), stamp);
                 }
             }
@@ -166,19 +169,6 @@ impl Listing {
             .filter_map(|(path, _)| MelleaArtifact::of_file(path))
             .collect()
     }
-}
-
-/// The time of the latest change, which code can't set.
-#[cfg(unix)]
-fn changed(metadata: &fs::Metadata) -> i64 {
-    use std::os::unix::fs::MetadataExt as _;
-
-    metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec()
-}
-
-#[cfg(not(unix))]
-fn changed(_: &fs::Metadata) -> i64 {
-    0
 }
 
 /// Shortens text to a number of bytes, marker included; a limit without room for the marker just cuts.
