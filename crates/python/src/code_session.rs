@@ -10,7 +10,6 @@ use cantle_core::sandbox::{Sandbox, SandboxError};
 
 use crate::execution::ExecutionOutcome;
 use crate::interpreter::{Interpreter, PythonSession};
-use crate::kernel::CallLimits;
 
 impl CodeInterpreter for Interpreter {
     fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {
@@ -33,16 +32,9 @@ impl CodeSession for PythonSession {
                 return Ok(CodeEnd::new(Some(error), Vec::new()));
             }
         };
-        let limits = CallLimits {
-            timeout: request.timeout,
-            cancellation: request.cancellation,
-            environment: request.environment,
-            // The observer has all of it, and nothing would name the files.
-            spills: false,
-        };
-        let directory = request.directory.as_deref().unwrap_or_default();
-        let (context, code) = (&request.context, &request.code);
-        let executed = self.execute_in(python, limits, context, directory, code, observer);
+        // The observer has all of the output, and nothing would name the files.
+        let spills = false;
+        let executed = self.execute_in(python, &request, spills, observer);
         let mut execution = executed.await?;
         let name = match execution.outcome {
             ExecutionOutcome::Completed | ExecutionOutcome::Raised => {

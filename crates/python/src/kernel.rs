@@ -8,7 +8,7 @@ mod call;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
-use cantle_core::code::{CodeError, CodeObserver, RichResult};
+use cantle_core::code::{CodeError, CodeObserver, CodeRequest, RichResult};
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Channel, Exit, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
@@ -19,8 +19,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+pub(crate) use self::call::LOST_VARIABLES;
 use self::call::RunningCall;
-pub(crate) use self::call::{CallLimits, LOST_VARIABLES};
 use crate::execution::{Execution, ExecutionOutcome};
 
 const PROGRAM: &str = concat!(include_str!("kernel.py"), include_str!("kernel_parent.py"));
@@ -141,28 +141,29 @@ impl Kernel {
         }
     }
 
-    /// Executes code and passes its output and results to `observer` as they come. Returns the execution, and whether the
-    /// kernel can be used again. Dropping the future leaves the kernel in an unknown state.
+    /// Executes code and passes its output and results to `observer` as they come. With `spills`, long output is also written
+    /// to files, which the execution names. Returns the execution, and whether the kernel can be used again. Dropping the
+    /// future leaves the kernel in an unknown state.
     pub(crate) async fn execute(
         &mut self,
-        code: &str,
-        limits: &CallLimits,
+        request: &CodeRequest,
+        spills: bool,
         observer: &mut dyn CodeObserver,
     ) -> Result<(Execution, bool), SandboxError> {
         self.calls += 1;
         let spill = format!(".cantle/output/python-{}-{}", self.name, self.calls);
-        let request = json!({
-            "op": "execute", "id": self.calls, "code": code, "spill": limits.spills.then_some(&spill),
-            "env": limits.environment,
+        let order = json!({
+            "op": "execute", "id": self.calls, "code": request.code, "spill": spills.then_some(&spill),
+            "env": request.environment,
         });
-        let mut call = RunningCall::new(self.calls, spill, limits.timeout, observer);
-        self.send(&request, call.deadline).await;
+        let mut call = RunningCall::new(self.calls, spill, request.timeout, observer);
+        self.send(&order, call.deadline).await;
         let is_usable = loop {
             let is_stopping = call.is_stopping();
             let mut may_buffer = |bytes| call.observer.may_buffer(bytes);
             let event = tokio::select! {
                 biased;
-                () = limits.cancellation.cancelled(), if !is_stopping => {
+                () = request.cancellation.cancelled(), if !is_stopping => {
                     Err(ExecutionOutcome::Cancelled)
                 }
                 () = sleep_until(call.deadline) => Err(ExecutionOutcome::TimedOut),

@@ -1,6 +1,5 @@
 //! The tool `python`: code of a model in the session's sandbox, with variables that are kept.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use cantle_core::code::RichResult;
+use cantle_core::code::{CodeRequest, RichResult};
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::escape::join_up_to;
 use cantle_core::metadata::Metadata;
@@ -28,7 +27,7 @@ use tokio::sync::OnceCell;
 
 use crate::execution::{Execution, ExecutionOutcome};
 use crate::interpreter::{Interpreter, PythonSession};
-use crate::kernel::{CallLimits, LOST_VARIABLES};
+use crate::kernel::LOST_VARIABLES;
 use crate::packages::PackageSet;
 
 const NAME: &str = "python";
@@ -357,16 +356,11 @@ impl RunPython {
                 cx.progress.output(&text);
             }
         };
-        let limits = CallLimits {
-            timeout: params.timeout.unwrap_or(self.session.settings.timeout),
-            cancellation: cx.cancellation.clone(),
-            environment: BTreeMap::new(),
-            spills: true,
-        };
+        let timeout = params.timeout.unwrap_or(self.session.settings.timeout);
+        let cancellation = cx.cancellation.clone();
+        let request = CodeRequest::new(CONTEXT, params.code, timeout, cancellation);
         let before = self.session.listing().await?;
-        let executed = self
-            .session
-            .execute_within(limits, CONTEXT, &params.code, &mut observer);
+        let executed = self.session.execute_request(request, &mut observer);
         let mut execution = executed.await?;
         let after = match (&before, execution.outcome) {
             (None, _) | (_, ExecutionOutcome::Refused | ExecutionOutcome::SetupFailed) => None,

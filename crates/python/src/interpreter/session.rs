@@ -1,13 +1,13 @@
 //! Sessions: Python in one sandbox.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use cantle_core::code::{CodeError, CodeObserver, RichResult};
+use cantle_core::code::{CodeError, CodeObserver, CodeRequest, RichResult};
 use cantle_core::sandbox::{
     Channel, ExitStatus, RenderLimits, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
     SandboxPath, SpawnRequest, Spill, Walk,
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Interpreter, one_shot};
 use crate::discovery::{Python, find_python};
 use crate::execution::{Execution, ExecutionOutcome};
-use crate::kernel::{CallLimits, Kernel, LOST_VARIABLES};
+use crate::kernel::{Kernel, LOST_VARIABLES};
 use crate::source::SourceFacts;
 
 /// Reported once by a session whose packages are a copy.
@@ -149,24 +149,17 @@ impl PythonSession {
         cancellation: CancellationToken,
         observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
     ) -> Result<Execution, SandboxError> {
-        let limits = CallLimits {
-            timeout: self.settings.timeout,
-            cancellation,
-            environment: BTreeMap::new(),
-            spills: true,
-        };
-        self.execute_within(limits, context, code, observer).await
+        let request = CodeRequest::new(context, code, self.settings.timeout, cancellation);
+        self.execute_request(request, observer).await
     }
 
     /// Executes code like [`execute_with_observer`](Self::execute_with_observer), with a time limit of its own.
-    pub(crate) async fn execute_within(
+    pub(crate) async fn execute_request(
         &self,
-        limits: CallLimits,
-        context: &str,
-        code: &str,
+        request: CodeRequest,
         observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
     ) -> Result<Execution, SandboxError> {
-        let python = match self.prepare(code).await? {
+        let python = match self.prepare(&request.code).await? {
             Ok(python) => python,
             Err(refused) => return Ok(refused),
         };
@@ -174,29 +167,28 @@ impl PythonSession {
             observer,
             results: Vec::new(),
         };
-        let executed = self.execute_in(python, limits, context, "", code, &mut collector);
+        let spills = true;
+        let executed = self.execute_in(python, &request, spills, &mut collector);
         let mut execution = executed.await?;
         execution.results = collector.results;
         Ok(execution)
     }
 
-    /// Executes code that has been checked. A context that is not running starts in `directory`.
+    /// Executes code that has been checked.
     pub(crate) async fn execute_in(
         &self,
         python: &str,
-        limits: CallLimits,
-        context: &str,
-        directory: &str,
-        code: &str,
+        request: &CodeRequest,
+        spills: bool,
         observer: &mut dyn CodeObserver,
     ) -> Result<Execution, SandboxError> {
-        let Some(state) = self.context(context).await else {
+        let Some(state) = self.context(&request.context).await else {
             let note = format!("A session has at most {MAX_CONTEXTS} contexts; close one first.");
             return Ok(Execution::new(ExecutionOutcome::Refused).with_note(note));
         };
         let mut state = tokio::select! {
             biased;
-            () = limits.cancellation.cancelled() => {
+            () = request.cancellation.cancelled() => {
                 let note = "The call was cancelled before its code began.";
                 return Ok(Execution::new(ExecutionOutcome::Cancelled).with_note(note));
             }
@@ -208,6 +200,7 @@ impl PythonSession {
             Some(kernel) => (kernel, false),
             None => {
                 let figures = self.settings.figures;
+                let directory = request.directory.as_deref().unwrap_or_default();
                 match Kernel::start(&*self.sandbox, python, figures, directory).await? {
                     Ok(kernel) => (kernel, true),
                     Err(reason) => {
@@ -218,7 +211,7 @@ impl PythonSession {
             }
         };
         let had_run = std::mem::replace(&mut state.has_run, true);
-        let (mut execution, is_usable) = kernel.execute(code, &limits, observer).await?;
+        let (mut execution, is_usable) = kernel.execute(request, spills, observer).await?;
         state.kernel = is_usable.then_some(kernel);
         let is_missing = |error: &CodeError| error.name == "ModuleNotFoundError";
         if let Some(advice) = &self.settings.missing_module_advice

@@ -1,6 +1,5 @@
-//! One call of a kernel: its limits, and the execution that its events result in.
+//! One call of a kernel, and the execution that its events result in.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -10,7 +9,6 @@ use cantle_core::code::{CodeObserver, RichResult};
 use cantle_core::sandbox::{Channel, Exit, ExitStatus, HeadTail, SandboxPath, SpillFile};
 use serde_json::Value;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::{ChannelName, Event};
 use crate::execution::{Execution, ExecutionOutcome};
@@ -28,17 +26,6 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(crate) const LOST_VARIABLES: &str = "The interpreter was started anew: variables, functions and imports of earlier calls are lost. Files are still there.";
 
 const GIVEN_UP: &str = "The interpreter was ended: it sent more at once than is accepted, or closed its output. The next call starts a new one, without the variables.";
-
-/// The limits of one call, and its variables.
-#[derive(Clone, Debug)]
-pub(crate) struct CallLimits {
-    pub(crate) timeout: Duration,
-    pub(crate) cancellation: CancellationToken,
-    /// Environment variables of this call alone.
-    pub(crate) environment: BTreeMap<String, String>,
-    /// Whether long output is also written to files, which the execution names.
-    pub(crate) spills: bool,
-}
 
 /// A call whose code runs.
 pub(super) struct RunningCall<'o> {
