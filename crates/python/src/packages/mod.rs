@@ -131,13 +131,6 @@ pub struct PackageSet {
     is_copied: bool,
 }
 
-impl From<InstalledSet<Resolution>> for PackageSet {
-    fn from(set: InstalledSet<Resolution>) -> Self {
-        let is_copied = false;
-        Self { set, is_copied }
-    }
-}
-
 impl PackageSet {
     /// Returns the set for sandboxes that never show this machine's files, and always get a copy.
     #[must_use]
@@ -236,8 +229,9 @@ impl PackageStore {
     /// # Errors
     /// If the store can't be read.
     pub async fn named(&self, name: &str) -> Result<Option<PackageSet>, PackageError> {
+        let is_copied = false;
         let found = self.find(name.to_owned()).await?;
-        Ok(found.map(PackageSet::from))
+        Ok(found.map(|set| PackageSet { set, is_copied }))
     }
 
     /// Returns the set for a request, and installs it first if that is necessary. Processes with the same request share
@@ -256,7 +250,8 @@ impl PackageStore {
         let installer = Installer::start(&*self.backend, request);
         // On the heap, because futures of callers contain it.
         let set = Box::pin(self.prepare_set(id, &names, installer, progress)).await?;
-        Ok(set.into())
+        let is_copied = false;
+        Ok(PackageSet { set, is_copied })
     }
 
     /// Removes sets that are not complete, or that were not used for `unused`; requests for them install the

@@ -162,17 +162,6 @@ impl PythonTarget {
     }
 }
 
-impl fmt::Display for PythonTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (major, minor, _) = self.version;
-        write!(
-            f,
-            "Python {major}.{minor} on {} ({})",
-            self.platform, self.libc
-        )
-    }
-}
-
 /// A request for packages.
 #[must_use]
 #[derive(Clone, Debug)]
