@@ -36,6 +36,7 @@ const SCRIPT: &str = include_str!("start.sh");
 /// A started browser.
 pub(crate) struct Connection {
     process: Box<dyn Process>,
+    /// `None` once a message was not written to its end, for example because the call was cancelled.
     stdin: Option<Box<dyn ProcessStdin>>,
     output: OutputStream,
     received: BytesMut,
@@ -43,8 +44,6 @@ pub(crate) struct Connection {
     messages: AnyDelimiterCodec,
     stderr: HeadTail,
     last_id: u64,
-    /// Whether a message was not written to its end, because the call was cancelled.
-    is_broken: bool,
 }
 
 /// A message of the browser.
@@ -192,7 +191,6 @@ impl Connection {
             ),
             stderr: HeadTail::new(0, STDERR_BYTES),
             last_id: 0,
-            is_broken: false,
         })
     }
 
@@ -213,15 +211,14 @@ impl Connection {
         let mut text = serde_json::to_vec(&message)
             .map_err(|error| Failure::lost(format!("a command can't be written: {error}")))?;
         text.push(0);
-        let stdin = match &mut self.stdin {
-            Some(stdin) if !self.is_broken => stdin,
-            _ => return Err(Failure::lost("the connection was interrupted")),
+        let Some(mut stdin) = self.stdin.take() else {
+            return Err(Failure::lost("the connection was interrupted"));
         };
-        self.is_broken = true;
         if stdin.write(Bytes::from(text)).await.is_err() {
+            drop(stdin);
             return Err(self.post_mortem().await);
         }
-        self.is_broken = false;
+        self.stdin = Some(stdin);
         Ok(self.last_id)
     }
 
