@@ -374,8 +374,7 @@ impl Server {
     async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
         let prepared = self.prepared(stdio, state).await;
         let stdio = &prepared.map_err(|problem| hidden(problem, &stdio.secrets()))?;
-        let has_workspace =
-            matches!(&stdio.place, Place::Sandbox { workspace, .. } if workspace.is_some());
+        let has_workspace = self.config.wants_workspace();
         if let Some(sandbox) = &state.sandbox {
             match self.start_in(stdio, &**sandbox).await {
                 Err(ConnectError::Sandbox(error))

@@ -177,6 +177,5 @@ fn failure(server: &str, problem: &str) -> ProviderError {
 
 async fn close_all(servers: &[Arc<Server>]) -> Result<(), ProviderError> {
     let closed = join_all(servers.iter().map(|server| server.close())).await;
-    let errors = closed.into_iter().filter_map(Result::err);
-    errors.map(ProviderError::from).next().map_or(Ok(()), Err)
+    Ok(closed.into_iter().collect::<Result<(), _>>()?)
 }
