@@ -113,6 +113,8 @@ fn is_reserved(sandbox: &dyn Sandbox, path: &str) -> bool {
 
 /// A finish tool with custom parameters, which are the run's structured result.
 ///
+/// The texts of a list `paths` are files to deliver: as those of [`Finish`], they are checked in the session's sandbox.
+///
 /// ```
 /// use cantle_core::tool::DynTool;
 /// use cantle_tools::FinishWith;
@@ -124,7 +126,7 @@ fn is_reserved(sandbox: &dyn Sandbox, path: &str) -> bool {
 ///     lines: u64,
 /// }
 ///
-/// let finish = DynTool::new(FinishWith::<Answer>::new("answer", "Gives the answer."));
+/// let finish = DynTool::from(FinishWith::<Answer>::new("answer", "Gives the answer."));
 /// assert!(finish.parse(r#"{"lines": "many"}"#).is_err());
 /// ```
 #[derive(Debug)]
@@ -145,23 +147,19 @@ impl<T> FinishWith<T> {
     }
 }
 
-impl<T: DeserializeOwned + JsonSchema + Send + 'static> Tool for FinishWith<T> {
-    type Params = T;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn description(&self) -> &str {
-        &self.description
-    }
-
-    fn properties(&self) -> ToolProperties {
-        ToolProperties::default()
-    }
-
-    async fn call(&self, _: T, _: ToolContext) -> Result<ToolOutput, ToolError> {
-        Ok(finished())
+impl<T: DeserializeOwned + JsonSchema + Send + 'static> From<FinishWith<T>> for DynTool {
+    fn from(tool: FinishWith<T>) -> Self {
+        let typed = Self::from_fn(tool.name, tool.description, |_: T, _| async {
+            Ok(ToolOutput::text(""))
+        });
+        Self::from_schema(typed.spec().clone(), move |params, cx| {
+            let typed = typed.clone();
+            async move {
+                // Checks what only the type knows.
+                typed.call(params.clone(), cx.clone()).await?;
+                finish(&params, &cx).await
+            }
+        })
     }
 }
 
@@ -175,16 +173,15 @@ pub fn finish_schema(
     schema: Value,
 ) -> DynTool {
     let spec = ToolSpec::new(name, description, schema);
-    DynTool::from_schema(spec, |params, cx| async move {
-        let paths = params.get("paths").and_then(Value::as_array);
-        let paths = paths.into_iter().flatten().filter_map(Value::as_str);
-        let paths: Vec<_> = paths.map(str::to_owned).collect();
-        let refused = refusal(&paths, cx.sandbox.as_deref()).await?;
-        let output = refused.map(|it| it.with_metadata(Metadata::uses(1)));
-        Ok(output.unwrap_or_else(finished))
-    })
+    DynTool::from_schema(spec, |params, cx| async move { finish(&params, &cx).await })
 }
 
-fn finished() -> ToolOutput {
-    ToolOutput::text("Finished.").with_metadata(Metadata::uses(1))
+/// Finishes, unless the parameters have a list `paths` that can't be delivered as a whole.
+async fn finish(params: &Value, cx: &ToolContext) -> Result<ToolOutput, ToolError> {
+    let paths = params.get("paths").and_then(Value::as_array);
+    let paths = paths.into_iter().flatten().filter_map(Value::as_str);
+    let paths: Vec<_> = paths.map(str::to_owned).collect();
+    let refused = refusal(&paths, cx.sandbox.as_deref()).await?;
+    let output = refused.unwrap_or_else(|| ToolOutput::text("Finished."));
+    Ok(output.with_metadata(Metadata::uses(1)))
 }

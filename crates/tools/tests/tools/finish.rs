@@ -163,7 +163,7 @@ struct Answer {
 
 #[tokio::test]
 async fn results_can_have_a_rust_type() {
-    let tool = DynTool::new(FinishWith::<Answer>::new("answer", "Gives the answer."));
+    let tool = DynTool::from(FinishWith::<Answer>::new("answer", "Gives the answer."));
     assert_eq!(tool.name(), "answer");
     assert_eq!(tool.spec().description(), "Gives the answer.");
     let output = call(&tool, json!({"number": 7}), without_sandbox()).await;
@@ -241,5 +241,27 @@ async fn paths_of_a_json_schema_are_checked() {
         let finished = used(ToolOutput::text("Finished."));
         assert_eq!(output.expect("it works"), finished);
     }
+    session.close().await;
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[expect(dead_code, reason = "only its shape matters")]
+struct Report {
+    paths: Vec<String>,
+}
+
+#[tokio::test]
+async fn paths_of_a_rust_type_are_checked() {
+    let tool = DynTool::from(FinishWith::<Report>::new("report", "Delivers the report."));
+    let session = Session::open(provider()).await;
+    session.run("echo x > there").await;
+    let output = call(&tool, json!({"paths": ["gone"]}), session.context()).await;
+    let output = output.expect("it works");
+    assert!(!output.success);
+    let text = output.content.text();
+    assert!(text.contains("can't be delivered: `gone` ("), "{text}");
+    let output = call(&tool, json!({"paths": ["there"]}), session.context()).await;
+    let finished = used(ToolOutput::text("Finished."));
+    assert_eq!(output.expect("it works"), finished);
     session.close().await;
 }
