@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cantle_core::ledger::Ledger;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,8 @@ pub(crate) struct Background {
     facts: UnboundedSender<Box<Fact>>,
     /// Cancels all of them.
     cancellation: CancellationToken,
-    changed: watch::Sender<()>,
+    /// Notified when one has ended.
+    ended: Notify,
     state: Mutex<BackgroundState>,
 }
 
@@ -131,7 +132,7 @@ impl Background {
         Self {
             facts,
             cancellation: cancellation.child_token(),
-            changed: watch::Sender::new(()),
+            ended: Notify::new(),
             state: Mutex::default(),
         }
     }
@@ -244,7 +245,7 @@ impl Background {
         let _ = self.facts.send(Box::new(fact));
         agent.result = Some(result);
         drop(state);
-        self.changed.send_replace(());
+        self.ended.notify_waiters();
     }
 
     /// Whether the run has ended and unfinished sub-agents continue with it.
@@ -288,15 +289,16 @@ impl Background {
         if numbers.is_empty() {
             return self.statuses(tool, None).map(Some);
         }
-        let mut changed = self.changed.subscribe();
         let waiting = WaitingCall::new(self, call_id, numbers);
         let ended = async {
             loop {
+                // Before the look, so that no end is missed.
+                let next_end = self.ended.notified();
                 let ended = waiting.ended();
-                // The sender lives as long as `self`.
-                if !ended.is_empty() || changed.changed().await.is_err() {
+                if !ended.is_empty() {
                     return ended;
                 }
+                next_end.await;
             }
         };
         Ok(tokio::time::timeout(timeout, ended).await.ok())
