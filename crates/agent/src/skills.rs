@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use cantle_core::escape::shorten;
 
 use self::front_matter::FrontMatter;
+use crate::error::{SessionError, SessionErrorKind};
 
 /// Maximum number of listed skills.
 const MAX_LISTED: usize = 200;
@@ -45,10 +46,13 @@ struct Skill {
 
 impl Skills {
     /// Loads the skills of a directory. Reads files, and therefore blocks.
-    pub(crate) fn load(directory: &Path) -> Result<Self, SkillsError> {
-        let failed = |error| SkillsError {
-            directory: directory.to_owned(),
-            error,
+    pub(crate) fn load(directory: &Path) -> Result<Self, SessionError> {
+        let failed = |error: io::Error| {
+            let message = format!(
+                "the skills in `{}` can't be read: {error}",
+                directory.display()
+            );
+            SessionError::new(SessionErrorKind::Input, message).with_source(error)
         };
         let root = directory.canonicalize().map_err(failed)?;
         let entries = std::fs::read_dir(&root).map_err(failed)?;
@@ -171,14 +175,6 @@ fn skill(root: &Path, directory: &str) -> Result<Option<Skill>, String> {
 fn one_line(text: &str, chars: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     shorten(&line, chars)
-}
-
-/// The error of an unreadable directory of skills.
-#[derive(Debug, thiserror::Error)]
-#[error("the skills in `{}` can't be read: {error}", directory.display())]
-pub(crate) struct SkillsError {
-    directory: PathBuf,
-    error: io::Error,
 }
 
 #[cfg(test)]

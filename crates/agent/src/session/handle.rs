@@ -356,10 +356,7 @@ fn load_skills(
         let parent = runs.parent.as_ref();
         return Ok(parent.and_then(|it| it.scope.skills.clone()));
     };
-    let skills = Skills::load(directory).map_err(|error| {
-        SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
-    })?;
-    Ok(Some(Arc::new(skills)))
+    Ok(Some(Arc::new(Skills::load(directory)?)))
 }
 
 fn store_error(error: StoreError) -> SessionError {
