@@ -19,7 +19,7 @@ const ALTERNATIVE: &str = "Use an approach that doesn't need it, or finish and e
 /// Refuses a call of a tool above the principal's level, whatever was decided on it before.
 pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<Decision> {
     let level = resources.tools.get(&call.name)?.tool.properties().level;
-    let reason = level.refusal(&call.name, resources.runs.principal.as_ref())?;
+    let reason = level.refusal(&call.name, resources.run_options.principal.as_ref())?;
     Some(reject(reason))
 }
 

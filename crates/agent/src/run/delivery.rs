@@ -62,7 +62,7 @@ impl RunLifecycle {
     /// Copies files to the output directory, or else to the sandbox of the calling run, unless that is the same.
     async fn deliver(&self, names: &[String]) -> Result<SavedOutputs, SandboxError> {
         let resources = &self.resources;
-        let parent = resources.runs.parent.as_ref();
+        let parent = resources.run_options.parent.as_ref();
         let parent = parent.filter(|parent| !parent.shares_sandbox);
         let parent_sandbox = parent.and_then(|parent| parent.sandbox.as_deref());
         let mut outputs = SavedOutputs::default();
@@ -88,7 +88,7 @@ impl RunLifecycle {
     /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
     pub(super) async fn undelivered(&self) -> Vec<String> {
         let resources = &self.resources;
-        let parent = resources.runs.parent.as_ref();
+        let parent = resources.run_options.parent.as_ref();
         // The caller still has the files of a sandbox that it shares.
         let is_shared = parent.is_some_and(|parent| parent.shares_sandbox);
         let Some(sandbox) = resources.sandbox.as_ref().filter(|_| !is_shared) else {

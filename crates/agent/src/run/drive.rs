@@ -326,7 +326,8 @@ impl Driver {
         let mut cx = ToolContext::new(self.scope.run, call_id);
         cx.depth = self.scope.depth;
         cx.cancellation = cancellation.child_token();
-        cx.principal.clone_from(&self.resources.runs.principal);
+        cx.principal
+            .clone_from(&self.resources.run_options.principal);
         cx.sandbox.clone_from(&self.resources.sandbox);
         cx.user = Arc::clone(&self.resources.agent.user);
         cx.progress = Arc::new(CallProgress {

@@ -207,7 +207,7 @@ impl RunLifecycle {
             None => None,
         };
         let turns = resources.agent.rules.max_turns;
-        let user_directory = resources.runs.user_directory.as_ref();
+        let user_directory = resources.run_options.user_directory.as_ref();
         let lines = environment::lines(turns, facts, &resources.input_files, user_directory);
         message::environment::describe(&lines, task)
     }
@@ -362,7 +362,7 @@ impl RunLifecycle {
     fn emit_start(&self, task: &str) {
         let resources = &self.resources;
         let sandbox = resources.sandbox.as_ref();
-        let parent = resources.runs.parent.as_ref();
+        let parent = resources.run_options.parent.as_ref();
         let hub = &self.scope.hub;
         hub.emit_with(|| EventKind::RunStarted {
             agent: resources.agent.name.clone(),

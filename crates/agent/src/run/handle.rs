@@ -113,7 +113,8 @@ impl Run {
         history: OwnedMutexGuard<Vec<SharedMessage>>,
         start: RunStart,
     ) -> Self {
-        let parent = resources.runs.parent.as_ref().map(|parent| &parent.scope);
+        let options = &resources.run_options;
+        let parent = options.parent.as_ref().map(|parent| &parent.scope);
         let run = start.run_id();
         let depth = parent.map_or(0, |parent| parent.depth + 1);
         let cancellation = resources.cancellation.child_token();
@@ -121,13 +122,13 @@ impl Run {
         // The requests of a tree of runs are in one place, where its holder answers them.
         let requests = parent.and_then(|parent| parent.requests.clone());
         let own_requests = || {
-            let answers = resources.runs.answers_approvals;
+            let answers = options.answers_approvals;
             answers.then(|| Arc::new(ApprovalRequests::default()))
         };
-        let own_outputs = resources.runs.output_dir_of(run);
+        let own_outputs = options.output_dir_of(run);
         // Files of a sub-agent go to its caller's sandbox, and without one to where the caller's go.
         let inherited = || {
-            let parent = resources.runs.parent.as_ref()?;
+            let parent = options.parent.as_ref()?;
             let has_sandbox = parent.sandbox.is_some();
             parent.scope.outputs.clone().filter(|_| !has_sandbox)
         };
@@ -137,7 +138,7 @@ impl Run {
             run,
             depth,
             hub,
-            budget: Arc::new(Account::new(resources.runs.budget, parent_budget)),
+            budget: Arc::new(Account::new(options.budget, parent_budget)),
             store: resources.kept.as_ref().map(|kept| kept.store.clone()),
             requests: requests.or_else(own_requests),
             standing_approvals: Mutex::default(),

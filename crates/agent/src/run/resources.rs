@@ -36,7 +36,8 @@ pub(crate) struct SessionResources {
     /// Whether the sandbox still belongs to an earlier run, since none has begun in this session.
     pub(crate) has_earlier_sandbox: AtomicBool,
     pub(crate) skills: Option<Arc<Skills>>,
-    pub(crate) runs: RunOptions,
+    /// The options of its runs.
+    pub(crate) run_options: RunOptions,
 }
 
 impl SessionResources {

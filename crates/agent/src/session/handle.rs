@@ -77,7 +77,7 @@ impl Session {
             durable: store.is_some(),
             reattach: sandbox,
             skills,
-            runs,
+            run_options: runs,
         };
         let mut session = OpenSession::open(&agent, &request).await?;
         let history = histories::answer_open_calls(history);
@@ -121,7 +121,7 @@ impl Session {
             reattach: header.sandbox.clone(),
             // The run's own sandbox has them, perhaps changed.
             skills: skills.clone().filter(|_| header.sandbox.is_none()),
-            runs,
+            run_options: runs,
         };
         let opened = open_for_run(&agent, request, &content, fresh_sandbox, skills.as_ref());
         let (mut session, mut has_new_sandbox) = opened.await?;
@@ -168,7 +168,7 @@ impl Session {
             guard,
             ..
         } = session;
-        let runs = &resources.runs;
+        let runs = &resources.run_options;
         if runs.parent.is_none() {
             let sandbox = resources.sandbox.as_deref();
             let delivers = runs.output_dir.is_some() || runs.user_directory.is_some();
@@ -193,7 +193,7 @@ impl Session {
             durable: true,
             reattach: Some(sandbox),
             skills: None,
-            runs: RunOptions::default(),
+            run_options: RunOptions::default(),
         };
         match OpenSession::open(agent, &request).await {
             Ok(session) => session.sets.close().await,

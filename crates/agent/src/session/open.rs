@@ -28,7 +28,7 @@ pub(super) struct OpenRequest {
     /// The sandbox to reattach.
     pub(super) reattach: Option<SandboxHandle>,
     pub(super) skills: Option<Arc<Skills>>,
-    pub(super) runs: RunOptions,
+    pub(super) run_options: RunOptions,
 }
 
 /// A session that is open, but not configured yet.
@@ -107,7 +107,7 @@ impl OpenSession {
 
     /// Whether the session opened a sandbox of its own.
     pub(super) fn has_own_sandbox(&self) -> bool {
-        let parent = self.resources.runs.parent.as_ref();
+        let parent = self.resources.run_options.parent.as_ref();
         self.resources.sandbox.is_some() && !parent.is_some_and(|parent| parent.shares_sandbox)
     }
 
@@ -130,14 +130,14 @@ async fn open_resources(
 ) -> Result<SessionResources, SessionError> {
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
-    cx.principal.clone_from(&request.runs.principal);
+    cx.principal.clone_from(&request.run_options.principal);
     cx.requirements = agent.requirements();
     cx.durable = request.durable;
     cx.reattach.clone_from(&request.reattach);
-    if let Some(progress) = &request.runs.progress {
+    if let Some(progress) = &request.run_options.progress {
         cx.progress = Arc::clone(progress);
     }
-    let parent = request.runs.parent.as_ref();
+    let parent = request.run_options.parent.as_ref();
     if let Some(parent) = parent.filter(|parent| parent.shares_sandbox) {
         cx.sandbox.clone_from(&parent.sandbox);
     }
@@ -176,7 +176,7 @@ async fn open_resources(
         kept: None,
         has_earlier_sandbox: AtomicBool::new(false),
         skills: request.skills.clone(),
-        runs: request.runs.clone(),
+        run_options: request.run_options.clone(),
     })
 }
 
