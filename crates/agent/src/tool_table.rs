@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cantle_core::llm::ToolSpecs;
-use cantle_core::tool::{DynTool, ToolSpec};
+use cantle_core::tool::DynTool;
 use indexmap::IndexMap;
 
 use crate::rules::ToolTraits;
@@ -14,7 +14,7 @@ use crate::scope::AgentTool;
 #[derive(Debug)]
 pub(crate) struct ToolTable {
     tools: Arc<HashMap<String, AgentTool>>,
-    traits: Arc<HashMap<String, ToolTraits>>,
+    traits: Arc<IndexMap<String, ToolTraits>>,
     specs: ToolSpecs,
 }
 
@@ -28,7 +28,7 @@ impl ToolTable {
         let ordinary = tools.iter().cloned().map(|tool| (tool, false));
         let finish = finish_tools.iter().cloned();
         let all = ordinary.chain(finish.map(|tool| (AgentTool::from(tool), true)));
-        let (mut by_name, mut traits, mut specs) = (HashMap::new(), HashMap::new(), Vec::new());
+        let (mut by_name, mut traits, mut specs) = (HashMap::new(), IndexMap::new(), Vec::new());
         for (tool, finishes) in all {
             let name = tool.tool.name().to_owned();
             let properties = tool.tool.properties();
@@ -72,16 +72,9 @@ impl ToolTable {
         self.traits.get(name).is_some_and(|it| it.finishes)
     }
 
-    pub(crate) fn traits(&self) -> &Arc<HashMap<String, ToolTraits>> {
-        &self.traits
-    }
-
     /// The properties of the tools, in order.
-    pub(crate) fn ordered_traits(&self) -> IndexMap<String, ToolTraits> {
-        let names = self.specs.iter().map(ToolSpec::name);
-        names
-            .filter_map(|name| Some((name.to_owned(), *self.traits.get(name)?)))
-            .collect()
+    pub(crate) fn traits(&self) -> &Arc<IndexMap<String, ToolTraits>> {
+        &self.traits
     }
 
     pub(crate) fn specs(&self) -> &ToolSpecs {

@@ -1,7 +1,6 @@
 //! The entries of a journal, one per line.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::io;
 
 use cantle_core::event::{EventKind, Finish, RunStatus};
@@ -183,14 +182,11 @@ impl Header {
     }
 
     /// The properties of the tools. Those of version 0.1.0 are known as far as needed to compute a ledger.
-    pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
-        if self.tools.is_empty() {
-            return self.identity.tool_traits();
+    pub(crate) fn tool_traits(&self) -> IndexMap<String, ToolTraits> {
+        match self.tools.is_empty() {
+            true => self.identity.tool_traits(),
+            false => self.tools.clone(),
         }
-        let tools = self.tools.iter();
-        tools
-            .map(|(name, traits)| (name.clone(), *traits))
-            .collect()
     }
 }
 

@@ -1,9 +1,8 @@
 //! The identity of a run: what must be equal for another process to resume it.
 
-use std::collections::HashMap;
-
 use cantle_core::llm::{ModelInfo, ToolSpecs};
 use cantle_core::tool::ToolSpec;
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -105,8 +104,8 @@ impl Identity {
     }
 
     /// The tools as far as their names tell: enough to compute a ledger from facts.
-    pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
-        let mut traits = HashMap::new();
+    pub(crate) fn tool_traits(&self) -> IndexMap<String, ToolTraits> {
+        let mut traits = IndexMap::new();
         for (group, finishes) in [("tools", false), ("finish_tools", true)] {
             let tools = self.0.get(group).and_then(Value::as_object);
             for name in tools.into_iter().flat_map(Map::keys) {

@@ -11,7 +11,6 @@ mod summaries;
 mod text_answers;
 mod turns;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use cantle_core::message::{
     AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage, UserKind,
 };
 use cantle_core::usage::TokenUsage;
+use indexmap::IndexMap;
 use serde_json::{Value, json};
 
 use super::*;
@@ -53,13 +53,13 @@ fn rules(max_turns: u32) -> Rules {
     }
 }
 
-fn tools() -> HashMap<String, ToolTraits> {
+fn tools() -> IndexMap<String, ToolTraits> {
     let traits = |finishes, concurrency_safe| ToolTraits {
         finishes,
         concurrency_safe,
         ..ToolTraits::default()
     };
-    HashMap::from([
+    IndexMap::from([
         ("work".to_owned(), traits(false, false)),
         ("look".to_owned(), traits(false, true)),
         ("finish".to_owned(), traits(true, false)),

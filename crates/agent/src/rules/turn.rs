@@ -4,13 +4,14 @@
 //! side by side with adjacent calls of that kind; any other call runs alone. Every call gets one
 //! result, in call order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::event::Finish;
 use cantle_core::message::{ToolCall, ToolMessage};
 use cantle_core::tool::Decision;
+use indexmap::IndexMap;
 
 use super::action::Action;
 use super::fact::CallOutcome;
@@ -83,7 +84,7 @@ impl Turn {
     /// A turn with these calls. If `only_finish` gives a reason, only a finish call runs.
     pub(super) fn new<'c>(
         calls: impl IntoIterator<Item = &'c ToolCall>,
-        tools: &HashMap<String, ToolTraits>,
+        tools: &IndexMap<String, ToolTraits>,
         only_finish: Option<&str>,
     ) -> Self {
         let calls = calls.into_iter().map(|call| CallSlot {
@@ -126,7 +127,7 @@ impl Turn {
         Some(call)
     }
 
-    fn refuse_unknown(&mut self, tools: &HashMap<String, ToolTraits>) {
+    fn refuse_unknown(&mut self, tools: &IndexMap<String, ToolTraits>) {
         if self.calls.iter().all(|slot| slot.traits.is_some()) {
             return;
         }

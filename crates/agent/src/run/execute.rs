@@ -231,7 +231,7 @@ impl RunLifecycle {
             input_files: resources.input_files.clone(),
             skill_files: resources.skill_files.clone(),
             sandbox: kept.sandbox.clone(),
-            tools: resources.tools.ordered_traits(),
+            tools: (**resources.tools.traits()).clone(),
             sandbox_info: sandbox.map(|sandbox| sandbox.info().clone()),
             warnings: resources.warnings.clone(),
             messages: messages.iter().map(|message| (**message).clone()).collect(),

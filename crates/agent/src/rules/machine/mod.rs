@@ -12,13 +12,14 @@ mod interruption;
 mod space;
 mod text_answers;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::ledger::{Ledger, ModelCall};
 use cantle_core::message::{Message, SharedMessage, ToolCall, ToolMessage, UserKind, UserMessage};
+use indexmap::IndexMap;
 
 use crate::error::{RunError, RunErrorKind};
 use crate::rules::action::{Action, RunEnd, SummaryAttempt};
@@ -42,7 +43,7 @@ use self::text_answers::TextAnswerCounter;
 #[derive(Debug)]
 pub(crate) struct Machine {
     rules: Rules,
-    tools: Arc<HashMap<String, ToolTraits>>,
+    tools: Arc<IndexMap<String, ToolTraits>>,
     conversation: Conversation,
     ledger: LedgerFold,
     /// Turns taken.
@@ -93,7 +94,7 @@ impl Machine {
     /// A run with this conversation, which ends with the task.
     pub(crate) fn new(
         rules: Rules,
-        tools: Arc<HashMap<String, ToolTraits>>,
+        tools: Arc<IndexMap<String, ToolTraits>>,
         messages: Vec<SharedMessage>,
     ) -> Self {
         let mut machine = Self {
@@ -124,7 +125,7 @@ impl Machine {
     /// The state of a run after these facts.
     pub(crate) fn replay(
         rules: Rules,
-        tools: Arc<HashMap<String, ToolTraits>>,
+        tools: Arc<IndexMap<String, ToolTraits>>,
         messages: Vec<Message>,
         facts: Vec<Fact>,
     ) -> Self {
