@@ -5,6 +5,7 @@ use std::io::{self, Stderr, Write};
 use cantle_core::escape::{for_decision, for_display, shorten};
 use cantle_core::event::{Event, EventKind, RunStatus};
 
+use crate::rules::Spending;
 use crate::run::{Outcome, Run};
 
 /// Maximum number of characters of arguments, and of a result, on a line.
@@ -134,14 +135,14 @@ fn describe(event: &EventKind) -> Option<String> {
             ledger,
             ..
         } => {
-            let usage = ledger.reported_usage() + ledger.estimated_usage();
-            let cost = ledger.cost_usd();
-            let cost = cost.map_or_else(String::new, |cost| format!(", ${cost:.4}"));
+            let Spending {
+                tokens, cost_usd, ..
+            } = ledger.into();
+            let cost = cost_usd.map_or_else(String::new, |cost| format!(", ${cost:.4}"));
             let error = error.as_ref().map(|error| format!(": {}", one_line(error)));
             let end = status_name(*status);
             format!(
-                "{end} after {turns} turns, {} tokens{cost}{}",
-                usage.total(),
+                "{end} after {turns} turns, {tokens} tokens{cost}{}",
                 error.unwrap_or_default()
             )
         }

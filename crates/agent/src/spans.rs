@@ -48,10 +48,7 @@ pub(crate) fn tool(call: &ToolCall) -> Span {
 /// Records the usage of a model call.
 pub(crate) fn usage(span: &Span, call: &ModelCall) {
     let usage = call.usage;
-    span.record(
-        "gen_ai.usage.input_tokens",
-        usage.total() - usage.output_total(),
-    );
+    span.record("gen_ai.usage.input_tokens", usage.input_total());
     span.record("gen_ai.usage.output_tokens", usage.output_total());
 }
 

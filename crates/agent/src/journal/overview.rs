@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::StoreError;
+use super::identity::Identity;
 use super::reader::JournalReader;
 use crate::rules::{LedgerFold, NewSandbox, Spending};
 
@@ -74,7 +75,7 @@ impl KeptStatus {
 struct HeaderOverview {
     run: RunId,
     time: f64,
-    identity: Value,
+    identity: Identity,
     note: Value,
     task: String,
     sandbox: Option<SandboxHandle>,
@@ -128,15 +129,12 @@ pub(super) fn read(reader: &mut JournalReader, directory: &Path) -> Result<KeptR
     let header = reader.header_line()?;
     let header: HeaderOverview =
         serde_json::from_slice(&header).map_err(|error| reader.unreadable(&error.to_string()))?;
-    let text = |key: &str| {
-        let text = header.identity.get(key).and_then(Value::as_str);
-        text.unwrap_or_default().to_owned()
-    };
+    let (agent, model) = header.identity.names();
     let begun = unix_time(header.time).unwrap_or(UNIX_EPOCH);
     let mut kept = KeptRun {
         run: header.run,
-        agent: text("agent"),
-        model: text("model"),
+        agent: agent.to_owned(),
+        model: model.to_owned(),
         task: header.task,
         status: KeptStatus::Interrupted,
         error: None,

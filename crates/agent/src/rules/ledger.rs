@@ -63,11 +63,8 @@ impl LedgerFold {
 
     /// Adds the ledger of a sub-agent that ended.
     pub(crate) fn sub_agent(&mut self, tool: &str, ledger: Ledger) {
-        let ledgers = &mut self.ledger.sub_agents;
-        match ledgers.get_mut(tool) {
-            Some(ledgers) => ledgers.push(ledger),
-            None => drop(ledgers.insert(tool.to_owned(), vec![ledger])),
-        }
+        let ledgers = self.ledger.sub_agents.entry(tool.to_owned());
+        ledgers.or_default().push(ledger);
     }
 
     /// Adds the ledger of a sub-agent that was suspended with the run.
