@@ -36,16 +36,16 @@ pub(super) async fn decide(
         None => BeforeTool::Call,
     };
     let mut edited;
-    let (mut call, mut unasked, mut asks) = (call, Decision::Approve, false);
+    let (mut call, mut if_allowed, mut must_ask) = (call, Decision::Approve, false);
     match before {
         BeforeTool::Call => {}
-        BeforeTool::Ask => asks = true,
+        BeforeTool::Ask => must_ask = true,
         BeforeTool::Refuse { reason } => return Ok((Decision::Reject { reason }, None)),
         BeforeTool::Edit { arguments } => {
             edited = call.clone();
             edited.arguments.clone_from(&arguments);
             call = &edited;
-            unasked = Decision::Edit {
+            if_allowed = Decision::Edit {
                 arguments,
                 by_hook: true,
             };
@@ -60,7 +60,7 @@ pub(super) async fn decide(
         .zip(arguments)
         .and_then(|(tool, arguments)| tool.forwarded(arguments));
     let permission = match arguments {
-        Some(_) if asks => Permission::Ask,
+        Some(_) if must_ask => Permission::Ask,
         Some(arguments) => {
             let inner = forwarded
                 .as_ref()
@@ -70,22 +70,22 @@ pub(super) async fn decide(
         }
         None => Permission::Allow,
     };
-    // What is approved for later calls is the call that is made.
-    let made = match forwarded {
+    // What is approved for later calls is the call of the tool that does the work.
+    let effective_call = match forwarded {
         Some((name, arguments)) => &ToolCall::new(None, name, arguments.to_string()),
         None => call,
     };
     let decision = match permission {
-        Permission::Allow => return Ok((unasked, None)),
+        Permission::Allow => return Ok((if_allowed, None)),
         Permission::Deny => {
             let reason = format!("the user's rules deny this call. {ALTERNATIVE}");
             return Ok((reject(reason), None));
         }
-        Permission::Ask => request(scope, resources, call, made, cancellation).await,
+        Permission::Ask => request(scope, resources, call, effective_call, cancellation).await,
     };
     Ok(match decision {
-        Decision::Approve => (unasked, None),
-        Decision::ApproveAlways { scope } => (unasked, Some(standing(made, scope))),
+        Decision::Approve => (if_allowed, None),
+        Decision::ApproveAlways { scope } => (if_allowed, Some(standing(effective_call, scope))),
         other => (other, None),
     })
 }
@@ -107,12 +107,12 @@ fn reject(reason: impl Into<String>) -> Decision {
 }
 
 /// Requests a decision from the holder of the run, or from the agent's user, unless an earlier decision
-/// covers the call that is `made`.
+/// covers `effective_call`.
 async fn request(
     scope: &RunScope,
     resources: &SessionResources,
     call: &ToolCall,
-    made: &ToolCall,
+    effective_call: &ToolCall,
     cancellation: &CancellationToken,
 ) -> Decision {
     let digest = digest(&call.name, &call.arguments);
@@ -127,7 +127,10 @@ async fn request(
     let user = &resources.agent.user;
     let answer = async {
         let mut standing_approvals = scope.standing_approvals.lock().await;
-        if standing_approvals.iter().any(|it| it.covers(made)) {
+        if standing_approvals
+            .iter()
+            .any(|it| it.covers(effective_call))
+        {
             return None;
         }
         let decision = if let Some(requests) = &scope.requests {
@@ -149,7 +152,7 @@ async fn request(
         };
         // Calls that wait for their own decisions are covered at once.
         if let Decision::ApproveAlways { scope } = &decision {
-            standing_approvals.insert(standing(made, *scope));
+            standing_approvals.insert(standing(effective_call, *scope));
         }
         Some(decision)
     };

@@ -207,7 +207,7 @@ impl Driver {
 
     /// Returns the fact of a failed attempt.
     fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
-        let call = self.wasted_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
+        let call = self.unanswered_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
         Fact::AttemptFailed {
             error_kind: failed.kind,
             reason: failed.reason.clone(),
@@ -286,7 +286,7 @@ impl Driver {
             }
         };
         let (kind, usage) = (failure.kind(), failure.usage());
-        let call = self.wasted_call(CallPurpose::Failed, &attempt, kind, usage);
+        let call = self.unanswered_call(CallPurpose::Failed, &attempt, kind, usage);
         Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
             error: Arc::new(failure),
             call,
@@ -313,9 +313,9 @@ impl Driver {
         (completion, call)
     }
 
-    /// Counts an attempt that failed. A request that the provider refused used no tokens; one that
+    /// Counts an attempt without an answer. A request that the provider refused used no tokens; one that
     /// timed out or was interrupted was read.
-    fn wasted_call(
+    fn unanswered_call(
         &self,
         purpose: CallPurpose,
         attempt: &Attempt,
@@ -347,7 +347,7 @@ impl Driver {
             return None;
         }
         let (purpose, kind) = (CallPurpose::Cancelled, LlmErrorKind::Interrupted);
-        Some(self.wasted_call(purpose, attempt, kind, None))
+        Some(self.unanswered_call(purpose, attempt, kind, None))
     }
 
     fn estimated_usage(&self, output_bytes: usize) -> TokenUsage {

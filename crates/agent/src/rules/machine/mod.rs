@@ -265,12 +265,12 @@ impl Machine {
             Fact::BudgetExhaustedBeforeTurn(state) => self.budget_exhausted_before_turn(state),
             Fact::Stopped { reason } => self.stop(RunError::new(RunErrorKind::Stopped, reason)),
             Fact::OutOfTime { state, call } => {
-                self.record_wasted(call);
+                self.record_unanswered(call);
                 self.stop(budget_error(state));
             }
             Fact::CostUnknown { model } => self.stop(unknown_cost_error(&model)),
             Fact::Cancelled { call } => {
-                self.record_wasted(call);
+                self.record_unanswered(call);
                 self.cancel();
             }
             Fact::Resumed {
@@ -473,7 +473,8 @@ impl Machine {
         }
     }
 
-    fn record_wasted(&mut self, call: Option<ModelCall>) {
+    /// Records a model call that was given up, if there is one.
+    fn record_unanswered(&mut self, call: Option<ModelCall>) {
         if let Some(call) = call {
             self.ledger.model_call(call);
         }
