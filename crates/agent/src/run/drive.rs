@@ -88,10 +88,7 @@ impl Driver {
     }
 
     /// Drives the run to its end. `unfinished` are the background sub-agents to resume.
-    pub(super) async fn drive(
-        mut self,
-        unfinished: Vec<BackgroundAgentRecord>,
-    ) -> (RunEnd, Machine) {
+    pub(super) async fn drive(&mut self, unfinished: Vec<BackgroundAgentRecord>) -> RunEnd {
         if !unfinished.is_empty() {
             self.resume_background_agents(unfinished).await;
         }
@@ -105,8 +102,12 @@ impl Driver {
         self.tasks.shutdown().await;
         let closed = self.close(end.is_ok()).await;
         // The first error is the one to report.
-        let end = end.and_then(|finish| closed.map(|()| finish));
-        (end, self.machine)
+        end.and_then(|finish| closed.map(|()| finish))
+    }
+
+    /// The state of the run, and its journal, whose end is not written yet.
+    pub(super) fn into_parts(self) -> (Machine, Option<Journal>) {
+        (self.machine, self.journal)
     }
 
     async fn perform_actions(&mut self) -> RunEnd {
@@ -114,7 +115,8 @@ impl Driver {
             while let Some(action) = self.machine.next() {
                 match action {
                     Action::AskModel { turn } => self.ask_model(turn).await?,
-                    Action::Summarize { attempt } => self.summarize(attempt).await?,
+                    // On the heap: summaries are rare.
+                    Action::Summarize { attempt } => Box::pin(self.summarize(attempt)).await?,
                     Action::StartCall {
                         index,
                         call,

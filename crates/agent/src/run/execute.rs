@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cantle_core::content::Content;
 use cantle_core::event::EventKind;
@@ -20,8 +20,7 @@ use super::tool_call::scale_images;
 use crate::environment::{self, SandboxFacts};
 use crate::error::RunError;
 use crate::journal::{
-    BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, StoreErrorKind,
-    VERSION,
+    BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, StoreErrorKind, VERSION,
 };
 use crate::prompt;
 use crate::rules::{Fact, Machine, NewSandbox, RunEnd};
@@ -52,14 +51,6 @@ impl RunStart {
     }
 }
 
-/// A run with the background sub-agents that worked when an earlier process ended, or the error because of which it
-/// can't be driven.
-type PreparedRun = (
-    Machine,
-    Option<Journal>,
-    Result<Vec<BackgroundAgentRecord>, RunError>,
-);
-
 /// Ends the event streams and the background sub-agents, even if the run panics or is aborted.
 struct ScopeGuard(Arc<RunScope>);
 
@@ -87,26 +78,29 @@ impl RunLifecycle {
         let started = Instant::now();
         let _guard = ScopeGuard(Arc::clone(&self.scope));
         let run = self.scope.run;
-        let prepared = match start {
-            RunStart::Task(_, task) => self.begin(&history, task).await,
-            RunStart::Resume(resumed) => Ok(self.resume(*resumed).await),
+        let begun = match start {
+            RunStart::Task(_, task) => {
+                let driver = self.begin(&history, task, facts).await;
+                driver.map(|driver| (driver, Ok(Vec::new())))
+            }
+            // On the heap: few runs are resumed, but all reserve the space of what they may wait for.
+            RunStart::Resume(resumed) => Ok(Box::pin(self.resume(*resumed, facts)).await),
         };
-        let (machine, journal, unfinished) = match prepared {
-            Ok(prepared) => prepared,
+        let (mut driver, unfinished) = match begun {
+            Ok(begun) => begun,
             Err(error) => {
                 let outcome = Outcome::failed(run, started, error);
                 self.scope.hub.emit(outcome.event());
                 return outcome;
             }
         };
-        let (end, machine) = match unfinished {
-            Ok(unfinished) => {
-                let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
-                let driver = Driver::new(scope, resources, machine, journal.clone(), facts);
-                self.drive(driver, unfinished).await
-            }
-            Err(error) => (Err(error), machine),
+        let end = match unfinished {
+            Ok(unfinished) => self.drive(&mut driver, unfinished).await,
+            Err(error) => Err(error),
         };
+        let (machine, journal) = driver.into_parts();
+        let turns = machine.turns();
+        let (messages, summarized, ledger) = machine.into_parts();
         let (finish, mut error) = match end {
             Ok(finish) => (finish, None),
             Err(error) => (None, Some(error)),
@@ -122,8 +116,6 @@ impl RunLifecycle {
             (None, None) => self.undelivered().await,
             _ => Vec::new(),
         };
-        let turns = machine.turns();
-        let (messages, summarized, ledger) = machine.into_parts();
         *history = messages.get(1..).unwrap_or_default().to_vec();
         let mut outcome = Outcome {
             run,
@@ -144,19 +136,15 @@ impl RunLifecycle {
         outcome
     }
 
-    async fn drive(
-        &self,
-        driver: Driver,
-        unfinished: Vec<BackgroundAgentRecord>,
-    ) -> (RunEnd, Machine) {
+    async fn drive(&self, driver: &mut Driver, unfinished: Vec<BackgroundAgentRecord>) -> RunEnd {
         let agent = &self.resources.agent;
         let model = &agent.client.model().slug;
         let span = spans::run(&agent.name, model, self.scope.run, self.scope.depth);
-        let (end, machine) = driver.drive(unfinished).instrument(span.clone()).await;
+        let end = driver.drive(unfinished).instrument(span.clone()).await;
         if let Err(error) = &end {
             spans::failed(&span, &error.kind());
         }
-        (end, machine)
+        end
     }
 
     /// Prepares a new run.
@@ -164,7 +152,8 @@ impl RunLifecycle {
         &self,
         history: &[SharedMessage],
         task: Content,
-    ) -> Result<PreparedRun, RunError> {
+        facts: UnboundedReceiver<Box<Fact>>,
+    ) -> Result<Driver, RunError> {
         let resources = &self.resources;
         let text = task.text();
         self.emit_start(&text);
@@ -189,7 +178,7 @@ impl RunLifecycle {
             .store(false, Ordering::Release);
         let tools = Arc::clone(resources.tools.traits());
         let machine = Machine::new(resources.agent.rules.clone(), tools, messages);
-        Ok((machine, journal, Ok(Vec::new())))
+        Ok(self.driver(machine, journal, facts))
     }
 
     /// Puts the facts about this run at the head of its task.
@@ -243,57 +232,68 @@ impl RunLifecycle {
         Ok(journal)
     }
 
-    /// Prepares a run that another process began.
-    async fn resume(&self, resumed: ResumedRun) -> PreparedRun {
+    fn driver(
+        &self,
+        machine: Machine,
+        journal: Option<Journal>,
+        facts: UnboundedReceiver<Box<Fact>>,
+    ) -> Driver {
+        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+        Driver::new(scope, resources, machine, journal, facts)
+    }
+
+    /// Prepares a run that another process began. Returns its background sub-agents that had not ended, or the error
+    /// because of which the run can't be driven.
+    async fn resume(
+        &self,
+        resumed: ResumedRun,
+        facts: UnboundedReceiver<Box<Fact>>,
+    ) -> (Driver, Result<Vec<BackgroundAgentRecord>, RunError>) {
         let ResumedRun {
             content,
             journal,
             has_new_sandbox,
         } = resumed;
-        let JournalContent {
-            header,
-            facts,
-            time_used,
-            ..
-        } = content;
+        let (header, time_used) = (content.header, content.time_used);
         self.emit_start(&header.task);
-        let unfinished = self.restore_background(&facts).await;
+        let unfinished = self.restore_background(&content.facts).await;
         let tools = Arc::clone(self.resources.tools.traits());
-        let mut machine = Machine::replay(header.rules, tools, header.messages, facts);
-        let standing = machine.standing_approvals().clone();
+        let machine = Machine::replay(header.rules, tools, header.messages, content.facts);
+        let mut driver = self.driver(machine, Some(journal), facts);
+        let resumed = match unfinished {
+            Ok(unfinished) => {
+                let recorded = self.record_resumed(&mut driver, has_new_sandbox, time_used);
+                recorded.await.map(|()| unfinished)
+            }
+            Err(error) => Err(error),
+        };
+        (driver, resumed)
+    }
+
+    /// Continues a run where its facts end, and counts its earlier spending.
+    async fn record_resumed(
+        &self,
+        driver: &mut Driver,
+        has_new_sandbox: bool,
+        time_used: Duration,
+    ) -> Result<(), RunError> {
+        let standing = driver.machine.standing_approvals().clone();
         *self.scope.standing_approvals.lock().await = standing;
         let kept = self.resources.kept.as_ref();
-        let fact = Fact::Resumed {
+        let lost_state = self.lost_state(&driver.machine, has_new_sandbox);
+        driver.record(Fact::Resumed {
             rules: self.resources.agent.rules.clone(),
-            lost_state: self
-                .lost_state(&machine, has_new_sandbox)
-                .map(str::to_owned),
+            lost_state: lost_state.map(str::to_owned),
             new_sandbox: has_new_sandbox.then(|| NewSandbox {
                 handle: kept.and_then(|kept| kept.sandbox.clone()),
             }),
             time: unix_seconds(),
-        };
-        let recorded = async {
-            let unfinished = unfinished?;
-            journal.record(&fact)?;
-            // The sandbox must be known before it is used.
-            journal.commit().await?;
-            Ok::<_, RunError>(unfinished)
-        };
-        let recorded = recorded.await;
-        if recorded.is_err() {
-            return (machine, Some(journal), recorded);
-        }
-        let event = machine.event(&fact);
-        machine.apply(fact);
+        })?;
         // Calls that were interrupted are in the ledger now.
-        let models = self.resources.agent.models();
-        let budget = &self.scope.budget;
-        budget.carry_over(machine.ledger(), &models, time_used);
-        if let Some(event) = event {
-            self.scope.hub.emit(event);
-        }
-        (machine, Some(journal), recorded)
+        let (ledger, models) = (driver.machine.ledger(), self.resources.agent.models());
+        self.scope.budget.carry_over(ledger, &models, time_used);
+        // The sandbox must be known before it is used.
+        driver.commit().await
     }
 
     /// Restores the background sub-agents of earlier processes. Returns those that had not ended.

@@ -36,7 +36,8 @@ pub struct Session {
     /// Declared before `sets`: runs are cancelled before their tools are dropped.
     _cancel_runs: DropGuard,
     sets: ToolSets,
-    resumed: Mutex<Option<ResumedRun>>,
+    /// On the heap, because few sessions are opened to resume a run.
+    resumed: Mutex<Option<Box<ResumedRun>>>,
 }
 
 impl Session {
@@ -158,10 +159,10 @@ impl Session {
             journal,
             has_new_sandbox,
         };
-        Ok(Self::new(session, Some(resumed)))
+        Ok(Self::new(session, Some(Box::new(resumed))))
     }
 
-    fn new(session: OpenSession, resumed: Option<ResumedRun>) -> Self {
+    fn new(session: OpenSession, resumed: Option<Box<ResumedRun>>) -> Self {
         let OpenSession {
             mut resources,
             sets,
@@ -236,7 +237,7 @@ impl Session {
             let message = "the session has no run to resume";
             SessionError::new(SessionErrorKind::Journal, message)
         })?;
-        let start = RunStart::Resume(Box::new(resumed));
+        let start = RunStart::Resume(resumed);
         Ok(Run::start(Arc::clone(&self.resources), history, start))
     }
 
