@@ -256,6 +256,11 @@ impl RunLifecycle {
         } = resumed;
         let (header, time_used) = (content.header, content.time_used);
         self.emit_start(&header.task);
+        let approved = content.facts.iter().filter_map(|fact| match fact {
+            Fact::ApprovedAlways(approval) => Some(approval.clone()),
+            _ => None,
+        });
+        self.scope.standing_approvals.lock().await.extend(approved);
         let unfinished = self.restore_background(&content.facts).await;
         let tools = Arc::clone(self.resources.tools.traits());
         let machine = Machine::replay(header.rules, tools, header.messages, content.facts);
@@ -277,8 +282,6 @@ impl RunLifecycle {
         has_new_sandbox: bool,
         time_used: Duration,
     ) -> Result<(), RunError> {
-        let standing = driver.machine.standing_approvals().clone();
-        *self.scope.standing_approvals.lock().await = standing;
         let kept = self.resources.kept.as_ref();
         let lost_state = self.lost_state(&driver.machine, has_new_sandbox);
         driver.record(Fact::Resumed {

@@ -42,7 +42,6 @@ impl Machine {
             empty_answers,
             text_answers,
             has_failed_summary,
-            standing_approvals,
             has_background_processes,
         } = self;
         let conversation = conversation.state();
@@ -54,11 +53,7 @@ impl Machine {
             empty_answers,
             text_answers,
         );
-        let flags = (
-            has_failed_summary,
-            standing_approvals,
-            has_background_processes,
-        );
+        let flags = (has_failed_summary, has_background_processes);
         format!(
             "{progress:?} {budget:?} {near_budgets:?} {pending_messages:?} {counters:?} {flags:?}"
         )

@@ -12,7 +12,7 @@ mod interruption;
 mod space;
 mod text_answers;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cantle_core::content::Content;
@@ -30,7 +30,6 @@ use crate::rules::ledger::LedgerFold;
 use crate::rules::overflow::OverflowCounter;
 use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
-use crate::rules::standing::StandingApproval;
 use crate::rules::turn::{CallResult, CallSlot, Turn, TurnResult};
 
 #[cfg(test)]
@@ -62,7 +61,6 @@ pub(crate) struct Machine {
     failed_attempts: u32,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
-    standing_approvals: HashSet<StandingApproval>,
     /// Whether the model gave no summary when it was last asked for one.
     has_failed_summary: bool,
     /// Whether processes run in the sandbox that end with this process.
@@ -114,7 +112,6 @@ impl Machine {
             failed_attempts: 0,
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
-            standing_approvals: HashSet::new(),
             has_failed_summary: false,
             has_background_processes: false,
         };
@@ -162,11 +159,6 @@ impl Machine {
             Activity::Calling(turn) => turn.call(index),
             _ => None,
         }
-    }
-
-    /// The approvals that hold for later calls.
-    pub(crate) fn standing_approvals(&self) -> &HashSet<StandingApproval> {
-        &self.standing_approvals
     }
 
     /// The conversation so far.
@@ -236,7 +228,8 @@ impl Machine {
                     slot.decision = Some(decision);
                 }
             }
-            Fact::ApprovedAlways(approval) => _ = self.standing_approvals.insert(approval),
+            // The scope of the run has it. The fact restores it when the run is resumed.
+            Fact::ApprovedAlways(_) => {}
             Fact::TextAccepted => self.end(Ok(None)),
             Fact::TextRefused { feedback } => self.refuse_text(feedback),
             Fact::CallStarted { index, time } => {
