@@ -8,7 +8,7 @@ use cantle_core::content::Content;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::message::{self, Message, SharedMessage};
-use cantle_core::sandbox::{SavedOutputs, Survival};
+use cantle_core::sandbox::Survival;
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::Instrument as _;
@@ -78,57 +78,24 @@ impl RunLifecycle {
         let started = Instant::now();
         let _guard = ScopeGuard(Arc::clone(&self.scope));
         let run = self.scope.run;
-        let begun = match start {
-            RunStart::Task(_, task) => {
-                let driver = self.begin(&history, task, facts).await;
-                driver.map(|driver| (driver, Ok(Vec::new())))
-            }
-            // On the heap: few runs are resumed, but all reserve the space of what they may wait for.
-            RunStart::Resume(resumed) => Ok(Box::pin(self.resume(*resumed, facts)).await),
-        };
-        let (mut driver, unfinished) = match begun {
-            Ok(begun) => begun,
+        let (mut outcome, journal) = match self.drive(&history, start, facts).await {
+            Ok((end, machine, journal)) => (Outcome::new(run, started, end, machine), journal),
             Err(error) => {
                 let outcome = Outcome::failed(run, started, error);
                 self.scope.hub.emit(outcome.event());
                 return outcome;
             }
         };
-        let end = match unfinished {
-            Ok(unfinished) => self.drive(&mut driver, unfinished).await,
-            Err(error) => Err(error),
-        };
-        let (machine, journal) = driver.into_parts();
-        let turns = machine.turns();
-        let (messages, summarized, ledger) = machine.into_parts();
-        let (finish, mut error) = match end {
-            Ok(finish) => (finish, None),
-            Err(error) => (None, Some(error)),
-        };
-        let mut outputs = SavedOutputs::default();
-        if let Some(finish) = &finish {
+        if let Some(finish) = &outcome.finish {
             match self.save_outputs(finish).await {
-                Ok(saved) => outputs = saved,
-                Err(failure) => error = Some(failure),
+                Ok(saved) => outcome.outputs = saved,
+                Err(failure) => outcome.error = Some(failure),
             }
+        } else if outcome.error.is_none() {
+            outcome.undelivered = self.undelivered().await;
         }
-        let undelivered = match (&finish, &error) {
-            (None, None) => self.undelivered().await,
-            _ => Vec::new(),
-        };
-        *history = messages.get(1..).unwrap_or_default().to_vec();
-        let mut outcome = Outcome {
-            run,
-            finish,
-            error,
-            history: messages,
-            summarized,
-            ledger,
-            outputs,
-            undelivered,
-            turns,
-            duration: started.elapsed(),
-        };
+        *history = outcome.history.get(1..).unwrap_or_default().to_vec();
+        outcome.duration = started.elapsed();
         if let Some(journal) = journal {
             self.close_journal(&journal, &mut outcome).await;
         }
@@ -136,15 +103,33 @@ impl RunLifecycle {
         outcome
     }
 
-    async fn drive(&self, driver: &mut Driver, unfinished: Vec<BackgroundAgentRecord>) -> RunEnd {
-        let agent = &self.resources.agent;
-        let model = &agent.client.model().slug;
-        let span = spans::run(&agent.name, model, self.scope.run, self.scope.depth);
-        let end = driver.drive(unfinished).instrument(span.clone()).await;
-        if let Err(error) = &end {
-            spans::failed(&span, &error.kind());
-        }
-        end
+    /// Prepares the run, and drives it to its end. An error means that it did not begin.
+    async fn drive(
+        &self,
+        history: &[SharedMessage],
+        start: RunStart,
+        facts: UnboundedReceiver<Box<Fact>>,
+    ) -> Result<(RunEnd, Machine, Option<Journal>), RunError> {
+        let (mut driver, unfinished) = match start {
+            RunStart::Task(_, task) => (self.begin(history, task, facts).await?, Ok(Vec::new())),
+            // On the heap: few runs are resumed, but all reserve the space of what they may wait for.
+            RunStart::Resume(resumed) => Box::pin(self.resume(*resumed, facts)).await,
+        };
+        let end = match unfinished {
+            Ok(unfinished) => {
+                let agent = &self.resources.agent;
+                let model = &agent.client.model().slug;
+                let span = spans::run(&agent.name, model, self.scope.run, self.scope.depth);
+                let end = driver.drive(unfinished).instrument(span.clone()).await;
+                if let Err(error) = &end {
+                    spans::failed(&span, &error.kind());
+                }
+                end
+            }
+            Err(error) => Err(error),
+        };
+        let (machine, journal) = driver.into_parts();
+        Ok((end, machine, journal))
     }
 
     /// Prepares a new run.

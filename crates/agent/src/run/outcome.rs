@@ -10,6 +10,7 @@ use cantle_core::sandbox::SavedOutputs;
 use serde::de::DeserializeOwned;
 
 use crate::error::RunError;
+use crate::rules::{Machine, RunEnd};
 
 /// The end of a run and its results.
 #[derive(Debug)]
@@ -43,6 +44,28 @@ pub struct Outcome {
 pub struct InvalidFinish(String);
 
 impl Outcome {
+    /// The outcome of a run that ended in this state. What becomes of its files is not known yet.
+    pub(super) fn new(run: RunId, started: Instant, end: RunEnd, machine: Machine) -> Self {
+        let (finish, error) = match end {
+            Ok(finish) => (finish, None),
+            Err(error) => (None, Some(error)),
+        };
+        let turns = machine.turns();
+        let (history, summarized, ledger) = machine.into_parts();
+        Self {
+            run,
+            finish,
+            error,
+            history,
+            summarized,
+            ledger,
+            outputs: SavedOutputs::default(),
+            undelivered: Vec::new(),
+            turns,
+            duration: started.elapsed(),
+        }
+    }
+
     /// The outcome of a run that did not begin, or whose task was lost.
     pub(super) fn failed(run: RunId, started: Instant, error: RunError) -> Self {
         Self {

@@ -208,8 +208,9 @@ impl SubAgent {
     ) -> SubAgentResult {
         let sandbox = content.header.sandbox.clone();
         let mut result = self.recorded_result(content, call);
+        // On the heap: every call reserves the space of what it may wait for.
         if let Some(handle) = sandbox.filter(|_| !self.shares_sandbox)
-            && let Err(error) = Session::discard(&self.agent.0, handle).await
+            && let Err(error) = Box::pin(Session::discard(&self.agent.0, handle)).await
         {
             result.text = format!("{}\n{error}", result.text);
         }
