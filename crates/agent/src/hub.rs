@@ -67,7 +67,7 @@ impl Hub {
         Arc::strong_count(&self.queue) > 1
     }
 
-    /// Emits a durable event, which is created only if the stream still exists.
+    /// Emits an event, which is created only if the stream still exists.
     pub(crate) fn emit_with(&self, kind: impl FnOnce() -> EventKind) {
         if self.is_watched() {
             self.emit(kind());

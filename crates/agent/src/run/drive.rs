@@ -24,7 +24,6 @@ use super::tool_call::ActiveCall;
 use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
 use crate::hooks::{AtFinish, guarded};
-use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
 use crate::rules::{
     Action, BudgetState, CallOutcome, Fact, Machine, RunEnd, StandingApproval, tool_started,
@@ -534,12 +533,9 @@ struct CallProgress {
 
 impl Progress for CallProgress {
     fn output(&self, text: &str) {
-        let hub: &Hub = &self.scope.hub;
-        if hub.is_watched() {
-            hub.emit(EventKind::ToolOutputDelta {
-                call_id: self.call_id.clone(),
-                text: text.to_owned(),
-            });
-        }
+        self.scope.hub.emit_with(|| EventKind::ToolOutputDelta {
+            call_id: self.call_id.clone(),
+            text: text.to_owned(),
+        });
     }
 }

@@ -367,10 +367,11 @@ impl Driver {
     fn emit_delta(&self, event: &ChatEvent) {
         let hub = &self.scope.hub;
         match event {
-            _ if !hub.is_watched() => {}
-            ChatEvent::TextDelta(text) => hub.emit(EventKind::TextDelta { text: text.clone() }),
+            ChatEvent::TextDelta(text) => {
+                hub.emit_with(|| EventKind::TextDelta { text: text.clone() });
+            }
             ChatEvent::ReasoningDelta(text) => {
-                hub.emit(EventKind::ReasoningDelta { text: text.clone() });
+                hub.emit_with(|| EventKind::ReasoningDelta { text: text.clone() });
             }
             _ => {}
         }
