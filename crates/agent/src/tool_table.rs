@@ -11,7 +11,7 @@ use crate::rules::ToolTraits;
 use crate::scope::AgentTool;
 
 /// The tools of a session. Sessions without tools of providers share the table of their agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ToolTable {
     tools: Arc<HashMap<String, AgentTool>>,
     traits: Arc<IndexMap<String, ToolTraits>>,
@@ -51,12 +51,8 @@ impl ToolTable {
     }
 
     /// Replaces the descriptions for the model.
-    pub(crate) fn with_specs(&self, specs: ToolSpecs) -> Self {
-        Self {
-            tools: Arc::clone(&self.tools),
-            traits: Arc::clone(&self.traits),
-            specs,
-        }
+    pub(crate) fn set_specs(&mut self, specs: ToolSpecs) {
+        self.specs = specs;
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&AgentTool> {

@@ -143,7 +143,7 @@ impl Session {
             ));
         }
         let specs = header.identity.recorded_specs(resources.tools.specs());
-        resources.tools = Arc::new(resources.tools.with_specs(specs));
+        Arc::make_mut(&mut resources.tools).set_specs(specs);
         resources.input_files.clone_from(&header.input_files);
         resources.skill_files.clone_from(&header.skill_files);
         resources.skills = skills;
