@@ -197,7 +197,7 @@ impl Session {
             run_options: RunOptions::default(),
         };
         match OpenSession::open(agent, &request).await {
-            Ok(session) => session.sets.close().await,
+            Ok(session) => session.sets.release(false).await,
             Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error),
         }
@@ -286,11 +286,8 @@ impl Session {
         let kept = resources.kept.as_ref();
         let can_go_on =
             kept.is_some_and(|kept| keeps_sandbox || kept.unfinished.load(Ordering::Acquire) > 0);
-        if can_go_on || resources.has_earlier_sandbox.load(Ordering::Acquire) {
-            self.sets.suspend().await
-        } else {
-            self.sets.close().await
-        }
+        let is_earlier = resources.has_earlier_sandbox.load(Ordering::Acquire);
+        self.sets.release(can_go_on || is_earlier).await
     }
 
     /// Closes everything, even a sandbox in which a run could be resumed.

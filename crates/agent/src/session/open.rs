@@ -60,10 +60,7 @@ impl OpenSession {
             }),
             Err(error) => {
                 // The first error is the one to report. A reattached sandbox must stay.
-                let _ = match request.reattach {
-                    Some(_) => sets.suspend().await,
-                    None => sets.close().await,
-                };
+                let _ = sets.release(request.reattach.is_some()).await;
                 Err(error)
             }
         }
@@ -114,10 +111,7 @@ impl OpenSession {
     /// Closes everything after an error, except a sandbox that was reattached.
     pub(super) async fn release(self) {
         // The first error is the one to report.
-        let _ = match self.is_reattached {
-            true => self.sets.suspend().await,
-            false => self.sets.close().await,
-        };
+        let _ = self.sets.release(self.is_reattached).await;
     }
 }
 

@@ -50,23 +50,16 @@ impl ToolSets {
         self.0.last().map(|(_, set)| &**set)
     }
 
-    /// Closes all sets in reverse order, each within the deadline, and reports all errors.
-    pub(super) async fn close(self) -> Result<(), SessionError> {
-        self.release(|set| set.close()).await
-    }
-
-    /// Closes all sets, but keeps what outlives this process.
-    pub(super) async fn suspend(self) -> Result<(), SessionError> {
-        self.release(|set| set.suspend()).await
-    }
-
-    async fn release<F>(self, release: impl Fn(Box<dyn ToolSet>) -> F) -> Result<(), SessionError>
-    where
-        F: Future<Output = Result<(), ProviderError>>,
-    {
+    /// Closes all sets in reverse order, each within the deadline, and reports all errors. If `keeps_sandbox`, what
+    /// outlives this process stays.
+    pub(super) async fn release(self, keeps_sandbox: bool) -> Result<(), SessionError> {
         let mut problems = Vec::new();
         for (name, set) in self.0.into_iter().rev() {
-            match tokio::time::timeout(CLOSE_DEADLINE, release(set)).await {
+            let released = match keeps_sandbox {
+                true => set.suspend(),
+                false => set.close(),
+            };
+            match tokio::time::timeout(CLOSE_DEADLINE, released).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => problems.push(format!("{name}: {error}")),
                 Err(_) => problems.push(format!(
