@@ -79,9 +79,12 @@ impl RunLifecycle {
         let _guard = ScopeGuard(Arc::clone(&self.scope));
         let run = self.scope.run;
         let (mut outcome, journal) = match self.drive(&history, start, facts).await {
-            Ok((end, machine, journal)) => (Outcome::new(run, started, end, machine), journal),
+            Ok((end, machine, journal)) => {
+                let outcome = Outcome::new(run, started, end);
+                (outcome.with_state(machine), journal)
+            }
             Err(error) => {
-                let outcome = Outcome::failed(run, started, error);
+                let outcome = Outcome::new(run, started, Err(error));
                 self.scope.hub.emit(outcome.event());
                 return outcome;
             }

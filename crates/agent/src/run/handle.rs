@@ -184,7 +184,7 @@ impl Run {
         ended.unwrap_or_else(|error| {
             let message = format!("the run ended unexpectedly: {error}");
             let error = RunError::new(RunErrorKind::Internal, message);
-            Outcome::failed(self.control.0.run, started, error)
+            Outcome::new(self.control.0.run, started, Err(error))
         })
     }
 

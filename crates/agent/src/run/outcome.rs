@@ -44,34 +44,16 @@ pub struct Outcome {
 pub struct InvalidFinish(String);
 
 impl Outcome {
-    /// The outcome of a run that ended in this state. What becomes of its files is not known yet.
-    pub(super) fn new(run: RunId, started: Instant, end: RunEnd, machine: Machine) -> Self {
+    /// The outcome of a run that ended like this, without its state.
+    pub(super) fn new(run: RunId, started: Instant, end: RunEnd) -> Self {
         let (finish, error) = match end {
             Ok(finish) => (finish, None),
             Err(error) => (None, Some(error)),
         };
-        let turns = machine.turns();
-        let (history, summarized, ledger) = machine.into_parts();
         Self {
             run,
             finish,
             error,
-            history,
-            summarized,
-            ledger,
-            outputs: SavedOutputs::default(),
-            undelivered: Vec::new(),
-            turns,
-            duration: started.elapsed(),
-        }
-    }
-
-    /// The outcome of a run that did not begin, or whose task was lost.
-    pub(super) fn failed(run: RunId, started: Instant, error: RunError) -> Self {
-        Self {
-            run,
-            finish: None,
-            error: Some(error),
             history: Vec::new(),
             summarized: Vec::new(),
             ledger: Ledger::default(),
@@ -80,6 +62,13 @@ impl Outcome {
             turns: 0,
             duration: started.elapsed(),
         }
+    }
+
+    /// Adds the state in which the run ended.
+    pub(super) fn with_state(mut self, machine: Machine) -> Self {
+        self.turns = machine.turns();
+        (self.history, self.summarized, self.ledger) = machine.into_parts();
+        self
     }
 
     /// Returns the status.
