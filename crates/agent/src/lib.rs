@@ -17,6 +17,9 @@
 //! - `journal`: the durable record of a run
 //! - `rules`: the pure state machine, its facts and actions, and the ledger
 //!
+//! The other modules serve one of these: `environment`, `prompt`, `inputs` and `skills` make the texts and files with
+//! which a run begins; `progress`, `spans` and `console` show a run to its parent, to tracing and to people.
+//!
 //! # Guarantees
 //!
 //! - Every tool call gets exactly one result, even if it is unknown, invalid, refused, cancelled or

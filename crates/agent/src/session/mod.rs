@@ -1,4 +1,7 @@
 //! Sessions: the resources that an agent opened, and the runs that follow each other in them.
+//!
+//! `options` are its settings. `handle` has the session itself, which `open` opens: first the providers, whose
+//! `tool_sets` hold what has to be closed, then the files.
 
 mod handle;
 mod open;
