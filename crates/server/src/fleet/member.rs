@@ -21,6 +21,9 @@ use crate::accounts::MemoryCharge;
 use crate::envd::RunningSandbox;
 use cantle_core::principal::PrincipalId;
 
+/// The longest lifetime: the clock can't represent every time that a client may request.
+const MAX_LIFETIME: Duration = Duration::from_secs(1 << 30);
+
 /// The parameters of a create request.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct SandboxSpec {
@@ -105,6 +108,7 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     fn after(lifetime: Duration) -> Self {
+        let lifetime = lifetime.min(MAX_LIFETIME);
         let offset = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::ZERO);
         let timestamp = Timestamp::now();
         Self {
@@ -253,5 +257,18 @@ mod exposed_map {
     ) -> Result<BTreeMap<String, SecretText>, D::Error> {
         let secrets = BTreeMap::<String, String>::deserialize(from)?.into_iter();
         Ok(secrets.map(|(name, it)| (name, it.into())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_lifetime_is_decades() {
+        let deadline = Deadline::after(Duration::MAX);
+        let year = Duration::from_secs(365 * 24 * 60 * 60);
+        assert!(deadline.instant > Instant::now() + 30 * year);
+        assert!(deadline.timestamp > Timestamp::now() + 30 * year);
     }
 }
