@@ -26,6 +26,9 @@ use crate::limit::{Permit, RateLimiter};
 /// Maximum pause of all calls after a rate limit error without a requested delay.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
+/// The longest period of repetition, so that the clock can represent the time of each attempt.
+const MAX_PERIOD: Duration = Duration::from_secs(1 << 30);
+
 /// How long failed calls are repeated, and the delays between attempts.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +106,7 @@ impl RetryPolicy {
             true => self.period.min(self.first_contact),
             false => self.period,
         };
-        let left = period.saturating_sub(spent);
+        let left = period.min(MAX_PERIOD).saturating_sub(spent);
         if let Some(requested) = error.retry_after()
             && requested > left
         {

@@ -230,6 +230,17 @@ async fn a_requested_delay_beyond_the_period_fails_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_requested_delay_beyond_the_clock_fails_at_once() {
+    let policy = RetryPolicy::default().with_period(Duration::MAX);
+    let outcome = run(policy, |attempt| match attempt {
+        0 => vec![limited(u64::MAX)],
+        _ => vec![done()],
+    })
+    .await;
+    assert_eq!((outcome.attempts, outcome.waited), (1, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
 async fn delays_grow_up_to_the_cap() {
     let policy = RetryPolicy::default()
         .with_period(Duration::from_secs(20))
