@@ -273,8 +273,8 @@ impl Api {
         idempotency_key: Option<&str>,
     ) -> Result<ApiResponse, RequestError> {
         let url = http::join_path(&self.base, path.iter().copied());
-        let deadline = Instant::now() + self.call_timeout;
-        let left = || deadline.saturating_duration_since(Instant::now());
+        let started = Instant::now();
+        let left = || self.call_timeout.saturating_sub(started.elapsed());
         let mut retries = 0;
         loop {
             let mut request = self

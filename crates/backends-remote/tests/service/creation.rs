@@ -78,6 +78,16 @@ async fn call_timeout_bounds_a_call() {
 }
 
 #[tokio::test]
+async fn call_timeout_may_be_beyond_the_clock() {
+    let server = TestServer::start().await;
+    let proxy = Proxy::start(&server.url, |_| Fault::None).await;
+    let backend = through(&proxy).call_timeout(Duration::MAX).build().unwrap();
+    let sandbox = backend.open(context()).await.unwrap();
+    sandbox.close().await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn retry_after_date_is_respected() {
     let server = TestServer::start().await;
     let plan = on_creation(|number| match number {
