@@ -17,7 +17,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -87,6 +88,8 @@ where
         if !has_place {
             break;
         }
+        // Envelopes are small; Nagle's algorithm would delay them.
+        let _ = stream.set_nodelay(true);
         let connection = Connection::new(&new_connections);
         connections.spawn(drive(stream, connection, answer.clone(), closing.clone()));
     }
@@ -101,17 +104,16 @@ where
 }
 
 /// Serves one connection until its end.
-async fn drive<A, F>(
-    stream: TcpStream,
+async fn drive<S, A, F>(
+    stream: S,
     connection: Arc<Connection>,
     answer: A,
     closing: CancellationToken,
 ) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     A: Fn(Request<Body>) -> F + Clone + Send + 'static,
     F: Future<Output = Response> + Send,
 {
-    // Envelopes are small; Nagle's algorithm would delay them.
-    let _ = stream.set_nodelay(true);
     let evicted = connection.evicted.clone();
     let deadline = connection.accepted + UNAUTHENTICATED_TIMEOUT;
     // Reads the rest of abandoned bodies.
@@ -127,7 +129,9 @@ async fn drive<A, F>(
             let (connection, readers) = (Arc::clone(&connection), Arc::clone(&readers));
             async move {
                 let mut response = answering.await;
-                if connection.accounts().waiting.used() > 0 {
+                // Its request waited for a place until after the deadline, which does not recur.
+                let is_overdue = !connection.is_authenticated() && Instant::now() >= deadline;
+                if is_overdue || connection.accounts().waiting.used() > 0 {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }
@@ -347,6 +351,10 @@ impl NewConnections {
 
 #[cfg(test)]
 mod tests {
+    use axum::response::IntoResponse as _;
+    use http::StatusCode;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
     use crate::keys::Keys;
     use crate::settings::ServerLimits;
@@ -375,5 +383,41 @@ mod tests {
         connections.make_place().await;
         assert!(youngest.evicted.is_cancelled());
         drop(next);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_waited_in_vain_closes_after_the_response() {
+        let limits = ServerLimits {
+            connections: 4,
+            ..ServerLimits::default()
+        };
+        let accounts = Arc::new(Accounts::new(&limits, &Keys::default()));
+        let connections = Arc::new(NewConnections::new(&accounts));
+        let owner = Keys::default().owner("any").unwrap();
+        let take = || accounts.connections.take(&owner, 1).ok();
+        let _others: Vec<Lease> = std::iter::from_fn(take).collect();
+        let answer = move |request: Request<Body>| {
+            let owner = owner.clone();
+            async move {
+                let (head, _) = request.into_parts();
+                match admit(&head.extensions, &owner).await {
+                    Ok(()) => StatusCode::OK.into_response(),
+                    Err(TooManyConnections) => StatusCode::TOO_MANY_REQUESTS.into_response(),
+                }
+            }
+        };
+        let (mut client, stream) = tokio::io::duplex(4096);
+        let connection = Connection::new(&connections);
+        let driven = drive(stream, connection, answer, CancellationToken::new());
+        let exchange = async {
+            let request = b"GET / HTTP/1.1\r\nhost: example.com\r\n\r\n";
+            client.write_all(request).await.unwrap();
+            let mut response = String::new();
+            client.read_to_string(&mut response).await.unwrap();
+            response
+        };
+        let ((), response) = tokio::join!(driven, exchange);
+        assert!(response.starts_with("HTTP/1.1 429 "), "{response}");
+        assert!(response.contains("connection: close"), "{response}");
     }
 }
