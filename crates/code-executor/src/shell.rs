@@ -198,10 +198,25 @@ fn word(rest: &mut Peekable<Chars<'_>>) -> String {
         match c {
             '\'' | '"' => word.extend(rest.by_ref().take_while(|next| *next != c)),
             '\\' => word.extend(rest.next()),
+            '$' => {
+                word.push(c);
+                let mut ahead = rest.clone();
+                // The name of a variable is no program; `${ rm x; }` has none.
+                if ahead.next() == Some('{') && ahead.next().is_some_and(is_of_name) {
+                    rest.next();
+                    while let Some(c) = rest.next_if(|c| is_of_name(*c)) {
+                        word.push(c);
+                    }
+                }
+            }
             c => word.push(c),
         }
     }
     word
+}
+
+fn is_of_name(c: char) -> bool {
+    c == '_' || c.is_ascii_alphanumeric()
 }
 
 fn is_operator(c: char) -> bool {
@@ -232,6 +247,10 @@ mod tests {
             ("cat 3<> /etc/passwd", REDIRECTION),
             ("< file rm x", r"\brm\b"),
             ("sort <(kill 1)", r"\bkill\b"),
+            ("{ rm x; }", r"\brm\b"),
+            ("echo ${ rm x; }", r"\brm\b"),
+            ("echo ${x:-$(rm x)}", r"\brm\b"),
+            ("${IFS}rm x", r"\brm\b"),
             ("/usr/bin/apt-get install x", r"\bapt\b"),
         ] {
             assert_eq!(blocked(line).as_deref(), Some(pattern), "{line}");
@@ -241,6 +260,7 @@ mod tests {
             "ls >/dev/null 2>&1",
             "curl https://example.com/docker/hub",
             "jq '.service' f",
+            "echo ${service} > ${source}.txt",
             "grep -c 'pip' f",
             "echo kill-switch",
             "dd-log",
