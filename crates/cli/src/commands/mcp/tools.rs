@@ -230,6 +230,10 @@ impl SandboxTools {
         length: Option<u64>,
         cx: ToolContext,
     ) -> Result<ToolOutput, ToolError> {
+        if length == Some(0) {
+            // "Read on" would name the same start again.
+            return Err(ToolError::failed("Argument `length`: at least 1 byte."));
+        }
         let opened = self.opened(&cx).await?;
         let path = path_of(&path)?;
         let start = start.unwrap_or(0);

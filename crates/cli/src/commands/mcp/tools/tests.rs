@@ -79,6 +79,14 @@ async fn a_range_after_the_end_of_a_file_is_reported() {
     tools.close().await.unwrap();
 }
 
+#[tokio::test]
+async fn an_empty_range_of_a_file_is_refused() {
+    let tools = SandboxTools::new(Arc::new(Unavailable), Policy::workspace(), None, None);
+    let arguments = json!({"path": "file", "length": 0});
+    let refused = call(&tools, "read_file", arguments).await.unwrap_err();
+    assert_eq!(refused.to_string(), "Argument `length`: at least 1 byte.");
+}
+
 /// A backend that opens no sandbox.
 #[derive(Debug)]
 struct Unavailable;
