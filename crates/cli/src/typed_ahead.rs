@@ -166,6 +166,10 @@ impl TypedLine {
                 byte => self.character(*byte),
             }
         }
+        // The bytes of other keys come together with it.
+        if bytes.last() == Some(&0x1b) {
+            self.in_escape = false;
+        }
     }
 
     /// Returns the messages that were not sent yet as one.
@@ -211,5 +215,14 @@ mod tests {
         let completed = line.take_completed();
         assert_eq!(completed.as_deref(), Some("one äx\nnext line"));
         assert_eq!((line.take_completed(), &*line.text), (None, "the rest"));
+    }
+
+    #[test]
+    fn the_key_esc_takes_no_other_key() {
+        let mut line = TypedLine::default();
+        line.add(b"\x1b");
+        line.add(b"yes\x1b[D");
+        line.add(b"\r");
+        assert_eq!(line.take_completed().as_deref(), Some("yes"));
     }
 }
