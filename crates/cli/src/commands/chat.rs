@@ -402,7 +402,9 @@ impl Chat {
         let mut text = String::new();
         let here = std::env::current_dir().unwrap_or_default();
         for run in self.kept_runs() {
-            for event in self.state.runs().events(run.run)? {
+            let events = self.state.runs().events(run.run)?.into_iter();
+            // Sub-agents deliver to the sandbox of their caller.
+            for event in events.filter(|event| event.depth == 0) {
                 let EventKind::OutputSaved {
                     source,
                     path,

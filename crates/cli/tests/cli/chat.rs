@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use cantle_testkit::openai::{Script, ScriptedServer, ToolCall};
+use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
@@ -97,7 +97,7 @@ impl Terminal {
     }
 }
 
-async fn served(script: Script) -> (ScriptedServer, TestEnv) {
+async fn served(script: impl Into<ServerOptions>) -> (ScriptedServer, TestEnv) {
     let server = ScriptedServer::start(script).await.unwrap();
     let env = TestEnv::new()
         .with_server(&server.url())
@@ -183,6 +183,33 @@ async fn messages_share_the_conversation_and_the_sandbox() {
     let answers = ["First answer.", "Second answer.", "Third answer."];
     assert!(answers.iter().all(|it| saved.contains(it)), "{saved}");
     assert!(!saved.contains("Something else"), "{saved}");
+}
+
+#[tokio::test]
+async fn files_of_sub_agents_are_not_listed_as_delivered() {
+    let delegate = ToolCall::new("reviewer", json!({"task": "Write a review."}));
+    let main = Script::new()
+        .turn(command("echo draft > notes"))
+        .turn(Turn::tool(delegate))
+        .turn(finish("All is done.", &["notes"]));
+    let critic = Script::new()
+        .turn(command("echo fine > review"))
+        .turn(finish("It is fine.", &["review"]));
+    let (_server, env) = served(ServerOptions::new(main).model("critic", critic)).await;
+    env.write(
+        "team.toml",
+        "[reviewer]\ndescription = \"Reviews.\"\nmodel = \"critic\"\n",
+    );
+    let Some(mut chat) = Terminal::chat(&env, "--sub-agents team.toml 'Have it reviewed'") else {
+        return;
+    };
+    chat.shows("All is done.").await;
+    chat.enters("/files").await;
+    let before = chat.shows("delivered  cantle-out/").await;
+    assert!(!before.contains("delivered"), "{before:?}");
+    chat.shows("sandbox    review").await;
+    chat.enters("/quit").await;
+    assert_eq!(chat.ended().await.code, Some(0));
 }
 
 #[tokio::test]
