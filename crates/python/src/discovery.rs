@@ -84,7 +84,7 @@ pub(crate) async fn find_python(
 /// Returns the flags for the read roots that make a Python of this machine visible.
 fn hidden_python(python: &str) -> Option<String> {
     let path = if python.contains('/') {
-        Path::new(python).exists().then(|| python.into())?
+        Path::new(python).is_file().then(|| python.into())?
     } else {
         let directories = std::env::var_os("PATH")?;
         let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(python));
@@ -157,4 +157,15 @@ fn installation(program: &Path) -> Option<PathBuf> {
         directory
     };
     Some(root.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hidden_python;
+
+    /// Opening a pipe would wait for its writer.
+    #[test]
+    fn only_a_file_is_searched_for_programs() {
+        assert_eq!(hidden_python("/dev/null"), None);
+    }
 }
