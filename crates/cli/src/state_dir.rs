@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -203,6 +203,8 @@ pub(crate) fn try_lock(path: &Path) -> io::Result<Option<File>> {
         .create(true)
         .truncate(false)
         .write(true)
+        // Another user who may open it could lock it.
+        .mode(0o600)
         .open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),

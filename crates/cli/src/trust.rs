@@ -10,16 +10,22 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use sha2::{Digest as _, Sha256};
 
-use crate::state_dir::StateDir;
+use crate::state_dir::{StateDir, create_traversable, try_lock};
 
 /// Maximum size of a file with settings or instructions.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// How often the record is to be locked, which other processes do only while they write it, and the pauses between.
+const LOCK_ATTEMPTS: u32 = 500;
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// SHA-256 of each file that counts, by its name.
 pub(crate) type Digests = BTreeMap<String, String>;
@@ -196,19 +202,27 @@ impl TrustRecord {
     /// # Errors
     /// If it can't be read, or another user may have written it.
     pub(crate) fn read(state: &StateDir) -> anyhow::Result<Self> {
-        let path = state.trust_record();
-        let directories = match read_regular(&path)? {
-            None => BTreeMap::new(),
-            Some((text, metadata)) => {
-                let shown = path.display();
-                if let Some(problem) = foreign_access(&metadata) {
-                    bail!("{shown} {problem}");
-                }
-                serde_json::from_str(&text)
-                    .with_context(|| format!("{shown} is damaged; remove it"))?
-            }
+        let mut record = Self {
+            path: state.trust_record(),
+            directories: BTreeMap::new(),
         };
-        Ok(Self { path, directories })
+        record.update()?;
+        Ok(record)
+    }
+
+    /// Reads the record again.
+    fn update(&mut self) -> anyhow::Result<()> {
+        let Some((text, metadata)) = read_regular(&self.path)? else {
+            self.directories.clear();
+            return Ok(());
+        };
+        let shown = self.path.display();
+        if let Some(problem) = foreign_access(&metadata) {
+            bail!("{shown} {problem}");
+        }
+        self.directories = serde_json::from_str(&text)
+            .with_context(|| format!("{shown} is damaged; remove it"))?;
+        Ok(())
     }
 
     /// Returns the files of a directory as they were trusted.
@@ -224,15 +238,17 @@ impl TrustRecord {
     /// Trusts the files of a directory, or with `None` no longer.
     ///
     /// # Errors
-    /// If the record can't be written.
+    /// If the record can't be read or written.
     pub(crate) fn set(&mut self, directory: PathBuf, files: Option<Digests>) -> anyhow::Result<()> {
+        // Another process may have changed the record meanwhile.
+        let _lock = self.lock()?;
+        self.update()?;
         match files {
             Some(files) => self.directories.insert(directory, files),
             None => self.directories.remove(&directory),
         };
         let parent = self.path.parent().unwrap_or(Path::new("/"));
         let write = || -> io::Result<()> {
-            crate::state_dir::create_traversable(parent)?;
             let mut file = tempfile::NamedTempFile::new_in(parent)?;
             file.write_all(serde_json::to_string_pretty(&self.directories)?.as_bytes())?;
             file.as_file().sync_all()?;
@@ -240,5 +256,41 @@ impl TrustRecord {
             Ok(())
         };
         write().with_context(|| format!("failed to write {}", self.path.display()))
+    }
+
+    /// Locks the record until the returned file is dropped.
+    fn lock(&self) -> anyhow::Result<File> {
+        let path = self.path.with_extension("lock");
+        let failed = || format!("failed to lock {}", path.display());
+        create_traversable(path.parent().unwrap_or(Path::new("/"))).with_context(failed)?;
+        for _ in 0..LOCK_ATTEMPTS {
+            if let Some(lock) = try_lock(&path).with_context(failed)? {
+                return Ok(lock);
+            }
+            thread::sleep(LOCK_INTERVAL);
+        }
+        bail!("another process keeps {} locked", path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_several_processes_are_all_recorded() {
+        let state = tempfile::tempdir().unwrap();
+        let read = || TrustRecord {
+            path: state.path().join("trust.json"),
+            directories: BTreeMap::new(),
+        };
+        let (mut one, mut other) = (read(), read());
+        one.set("/one".into(), Some(Digests::new())).unwrap();
+        other.set("/other".into(), Some(Digests::new())).unwrap();
+        let directories: Vec<_> = other.directories().collect();
+        assert_eq!(directories, [Path::new("/one"), Path::new("/other")]);
+        one.set("/other".into(), None).unwrap();
+        let directories: Vec<_> = one.directories().collect();
+        assert_eq!(directories, [Path::new("/one")]);
     }
 }
