@@ -171,8 +171,8 @@ async fn run<T: Transport>(
     let spill_deadline = now() + SPILL_DEADLINE;
     while open_outputs.is_none() {
         open_outputs = timeout(READER_DEADLINE, &mut pumps).await.ok();
-        // The exit reports a spill file only if that is complete. Neither a pause in its writing nor one of the
-        // reader, who may be busy, means that it won't be.
+        // Neither a pause in the writing of a spill file nor one of the reader, which may be busy, means that the file
+        // won't be complete. After the deadline, the exit reports what the backend knows to be in it, if anything.
         let is_spilling = |it: &Arc<ChannelCounters>| it.is_spilling(&*life.transport);
         if !counters.iter().any(is_spilling) || now() >= spill_deadline {
             break;

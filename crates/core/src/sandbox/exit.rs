@@ -157,7 +157,7 @@ impl ChannelReport {
 pub struct SpillFile {
     /// Its path.
     pub path: SandboxPath,
-    /// Its size; less than the channel's total if the cap was reached.
+    /// Its size; less than the channel's total if the cap was reached or not all of it could be written in time.
     pub size_bytes: u64,
 }
 
