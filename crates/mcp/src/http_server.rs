@@ -13,6 +13,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::MAX_SERVED_SESSIONS;
@@ -31,6 +32,8 @@ const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 pub struct HttpToolServer {
     service: StreamableHttpService<ToolServer, LocalSessionManager>,
     sessions: Arc<LocalSessionManager>,
+    /// Requests in progress that may begin a session.
+    beginning: Semaphore,
 }
 
 impl HttpToolServer {
@@ -54,6 +57,7 @@ impl HttpToolServer {
         Self {
             service: StreamableHttpService::new(server, Arc::clone(&sessions), config),
             sessions,
+            beginning: Semaphore::new(MAX_SERVED_SESSIONS),
         }
     }
 
@@ -62,22 +66,35 @@ impl HttpToolServer {
     where
         B: http_body::Body<Error: fmt::Display, Data: Send> + Send + 'static,
     {
-        if may_begin_session(&request)
-            && self.sessions.sessions.read().await.len() >= MAX_SERVED_SESSIONS
-        {
-            let message = format!("you have {MAX_SERVED_SESSIONS} sessions: end some (DELETE)\n");
-            let body = BoxBody::new(Full::from(message).map_err(|never| match never {}));
-            let mut response = Response::new(body);
-            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-            return response;
+        let mut permit = None;
+        if may_begin_session(&request) {
+            permit = self.begin_session().await;
+            if permit.is_none() {
+                let message =
+                    format!("you have {MAX_SERVED_SESSIONS} sessions: end some (DELETE)\n");
+                let body = BoxBody::new(Full::from(message).map_err(|never| match never {}));
+                let mut response = Response::new(body);
+                *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+                return response;
+            }
         }
         let is_end = request.method() == Method::DELETE;
         let mut response = self.service.handle(request).await;
+        drop(permit);
         // MCP's SDKs take every other status for a failure.
         if is_end && response.status() == StatusCode::ACCEPTED {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
         response
+    }
+
+    /// Returns a permit to hold until a session has begun; `None` if there are too many.
+    async fn begin_session(&self) -> Option<SemaphorePermit<'_>> {
+        let permit = self.beginning.try_acquire().ok()?;
+        // Before the sessions, among which those of released permits are.
+        let free = self.beginning.available_permits();
+        let sessions = self.sessions.sessions.read().await.len();
+        (sessions <= free).then_some(permit)
     }
 }
 
@@ -93,5 +110,45 @@ fn may_begin_session<B>(request: &Request<B>) -> bool {
 impl fmt::Debug for HttpToolServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpToolServer").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, stream};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    const INITIALIZE: &str = r#"{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}}"#;
+
+    fn request<B>(body: B) -> Request<B> {
+        Request::post("/")
+            .header("host", "example.com")
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .body(body)
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn requests_in_progress_count_as_sessions() {
+        let server = HttpToolServer::new(Vec::new, Vec::new(), CancellationToken::new());
+        let stalled = || StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        let mut beginning: Vec<_> = (0..MAX_SERVED_SESSIONS)
+            .map(|_| Box::pin(server.answer(request(stalled()))))
+            .collect();
+        for answer in &mut beginning {
+            assert!(answer.now_or_never().is_none());
+        }
+        let begin = || server.answer(request(Full::<Bytes>::from(INITIALIZE)));
+        assert_eq!(begin().await.status(), StatusCode::TOO_MANY_REQUESTS);
+        drop(beginning);
+        for _ in 0..MAX_SERVED_SESSIONS {
+            assert_eq!(begin().await.status(), StatusCode::OK);
+        }
+        assert_eq!(begin().await.status(), StatusCode::TOO_MANY_REQUESTS);
     }
 }
