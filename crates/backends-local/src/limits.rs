@@ -21,7 +21,7 @@ const FAST_DISK_BYTES: u64 = 2 << 30;
 /// The limits that the backend enforces.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendLimits {
-    /// Those that the command driver enforces.
+    /// The policy's, of which the command driver enforces wall time and output.
     pub(crate) command: Limits,
     /// Those on files.
     pub(crate) files: FileLimits,

@@ -59,8 +59,6 @@ pub(crate) fn open(
     }
     let limits = BackendLimits::new(&built.limits, &info.enforcement);
     root.set_limits(limits.files, !is_kept);
-    let mut state = SandboxState::default();
-    state.kept = is_kept;
     Ok(LocalSandbox::new(Shared {
         limits,
         info,
@@ -75,7 +73,7 @@ pub(crate) fn open(
         #[cfg(confined)]
         watch_places: Arc::new(tokio::sync::Semaphore::new(crate::notices::MAX_DIRECTORIES)),
         numbers: AtomicU32::new(0),
-        state: Mutex::new(state),
+        state: Mutex::new(SandboxState::new(is_kept)),
     }))
 }
 

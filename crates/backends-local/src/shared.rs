@@ -51,11 +51,20 @@ pub(crate) struct Shared {
 pub(crate) struct SandboxState {
     closed: bool,
     /// Whether the files survive a drop.
-    pub(crate) kept: bool,
+    kept: bool,
     /// Tasks that drain the output of background processes and measure their usage.
     background_tasks: JoinSet<()>,
     /// Notes for the result of the next command.
     notes: Vec<String>,
+}
+
+impl SandboxState {
+    pub(crate) fn new(is_kept: bool) -> Self {
+        Self {
+            kept: is_kept,
+            ..Self::default()
+        }
+    }
 }
 
 impl Shared {

@@ -222,7 +222,8 @@ pub fn parse_stat(path: SandboxPath, line: &str) -> Option<FileInfo> {
     ))
 }
 
-/// Returns the kind of the error that a program reports with this message, in English.
+/// Returns the kind of the error that a program reports with this message, in English. The last words count, because
+/// programs name the file before the error.
 #[must_use]
 pub fn kind_of_message(message: &str) -> Option<SandboxErrorKind> {
     let kinds = [
@@ -235,8 +236,11 @@ pub fn kind_of_message(message: &str) -> Option<SandboxErrorKind> {
         ("File exists", SandboxErrorKind::AlreadyExists),
         ("Not a directory", SandboxErrorKind::NotADirectory),
     ];
-    let known = kinds.into_iter().find(|(words, _)| message.contains(words));
-    known.map(|(_, kind)| kind)
+    let found = kinds
+        .into_iter()
+        .filter_map(|(words, kind)| Some((message.rfind(words)?, kind)));
+    let last = found.max_by_key(|(position, _)| *position);
+    last.map(|(_, kind)| kind)
 }
 
 /// Parses a list of processes: for each its id, a space, its command line and a NUL.

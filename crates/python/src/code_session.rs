@@ -10,6 +10,7 @@ use cantle_core::sandbox::{Sandbox, SandboxError};
 
 use crate::execution::ExecutionOutcome;
 use crate::interpreter::{Interpreter, PythonSession};
+use crate::kernel::LongOutput;
 
 impl CodeInterpreter for Interpreter {
     fn open_session(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn CodeSession> {
@@ -33,8 +34,7 @@ impl CodeSession for PythonSession {
             }
         };
         // The observer has all of the output, and nothing would name the files.
-        let spills = false;
-        let executed = self.execute_in(python, &request, spills, observer);
+        let executed = self.execute_in(python, &request, LongOutput::Passed, observer);
         let mut execution = executed.await?;
         let name = match execution.outcome {
             ExecutionOutcome::Completed | ExecutionOutcome::Raised => {

@@ -30,6 +30,15 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time that the program has to end after its output has.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Output of a call that is longer than an execution holds.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum LongOutput {
+    /// Is also written to files, which the execution names.
+    Kept,
+    /// Is only passed to the observer.
+    Passed,
+}
+
 /// A running kernel. Dropping it kills its processes.
 pub(crate) struct Kernel {
     process: Box<dyn Process>,
@@ -141,19 +150,18 @@ impl Kernel {
         }
     }
 
-    /// Executes code and passes its output and results to `observer` as they come. With `spills`, long output is also written
-    /// to files, which the execution names. Returns the execution, and whether the kernel can be used again. Dropping the
+    /// Executes code and passes its output and results to `observer` as they come. Returns the execution, and whether the kernel can be used again. Dropping the
     /// future leaves the kernel in an unknown state.
     pub(crate) async fn execute(
         &mut self,
         request: &CodeRequest,
-        spills: bool,
+        long_output: LongOutput,
         observer: &mut dyn CodeObserver,
     ) -> Result<(Execution, bool), SandboxError> {
         self.calls += 1;
         let spill = format!(".cantle/output/python-{}-{}", self.name, self.calls);
         let order = json!({
-            "op": "execute", "id": self.calls, "code": request.code, "spill": spills.then_some(&spill),
+            "op": "execute", "id": self.calls, "code": request.code, "spill": (long_output == LongOutput::Kept).then_some(&spill),
             "env": request.environment,
         });
         let mut call = RunningCall::new(self.calls, spill, request.timeout, observer);

@@ -5,7 +5,7 @@
 //! implements [`Sandbox`]. `files` resolves paths beneath the directory; `command` starts processes and
 //! passes them to the command driver. Terminals, spilled output, background processes, read-only commands and
 //! kept sandboxes return `Unsupported`. It confines nothing, so a strict policy that restricts anything but the
-//! environment and the time is refused.
+//! environment, the time and the output is refused.
 //!
 //! `tests/conformance.rs` runs the suite that every backend must pass.
 

@@ -75,19 +75,18 @@ impl Exec {
             attach_stdin: Some(script.has_input),
             ..ExecConfig::default()
         };
-        let (id, output, input) = match runner.container.exec(config).await {
-            Ok(started) => started,
-            // The container has stopped, was removed or is paused.
-            Err(error) if matches!(status(&error), Some(404 | 409)) => {
-                let why = engine_message(&error);
-                let message = format!("failed to start a command in the container: {why}");
-                return Err(runner.reason(SandboxError::unavailable(message)).await);
+        let started = runner.container.exec(config).await;
+        let (id, output, input) = started.map_err(|error| {
+            let doing = "failed to start a command in the container";
+            match status(&error) {
+                // The container has stopped, was removed or is paused: `unless_gone` finds out.
+                Some(404 | 409) => {
+                    let why = engine_message(&error);
+                    SandboxError::unavailable(format!("{doing}: {why}"))
+                }
+                _ => request_failed(doing, &error),
             }
-            Err(error) => {
-                let doing = "failed to start a command in the container";
-                return Err(request_failed(doing, &error));
-            }
-        };
+        })?;
         let mut exec = Self {
             id,
             result: String::new(),
@@ -184,9 +183,10 @@ impl Exec {
             _ => {
                 let text = format!("{} {}", self.result, self.stderr);
                 let (kind, text) = (kind_of_message(&text), text.trim());
-                // The engine's message about a program that it can't start.
-                let no_shell = ["executable file not found", "no such file"];
-                if kind.is_none() && no_shell.iter().any(|words| text.contains(words)) {
+                // The engine's message about a shell that it can't start is all that there is.
+                let is_missing = text.contains("executable file")
+                    || kind.is_none() && text.contains("no such file");
+                if self.result.is_empty() && is_missing {
                     let message = format!("{doing}: the image has no shell at /bin/sh: {text}");
                     return Err(SandboxError::unavailable(message)
                         .with_advice("Use an image with a shell."));
@@ -288,8 +288,14 @@ mod tests {
         };
         let denied = kind("mv: cannot move 'a' to 'b': Operation not permitted");
         assert_eq!(denied, SandboxErrorKind::PermissionDenied);
-        let no_shell = kind("exec: \"/bin/sh\": stat /bin/sh: no such file or directory");
-        assert_eq!(no_shell, SandboxErrorKind::Unavailable);
+        let overlong = kind("mv: cannot stat 'too long.txt': No such file or directory");
+        assert_eq!(overlong, SandboxErrorKind::NotFound);
+        for no_shell in [
+            "exec: \"/bin/sh\": stat /bin/sh: no such file or directory",
+            "executable file `/bin/sh` not found: No such file or directory",
+        ] {
+            assert_eq!(kind(no_shell), SandboxErrorKind::Unavailable, "{no_shell}");
+        }
         assert_eq!(kind("it failed"), SandboxErrorKind::Io);
     }
 

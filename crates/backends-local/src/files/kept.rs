@@ -228,10 +228,12 @@ pub(crate) fn reclaim(
         let is_over = |found: Stat| is_ours(&found) && is_older(&found, grace);
         let is_named = keep.is_none_or(|names| names.contains(OsStr::new(name)));
         let stays = || is_named && is_kept(&candidate);
-        // Not even locked for a moment if it is to be preserved: its next owner may come just then. And its owner may keep it
-        // just before it ends.
-        if !fstat(&candidate).is_ok_and(is_over) || stays() || lock(&candidate).is_err() || stays()
-        {
+        // Not even locked for a moment if it is to be preserved: its next owner may come just then.
+        if !fstat(&candidate).is_ok_and(is_over) || stays() || lock(&candidate).is_err() {
+            continue;
+        }
+        // Its owner may have kept it just before it ended.
+        if stays() {
             continue;
         }
         let mut failures = RemovalFailures::default();

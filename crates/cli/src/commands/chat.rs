@@ -307,7 +307,8 @@ impl Chat {
             .run(session, display, (user, typed.as_mut()), token)
             .await;
         self.entered = typed.as_mut().and_then(TypedAhead::completed);
-        self.typed = typed.map(TypedAhead::end).unwrap_or_default();
+        self.typed
+            .push_str(&typed.map(TypedAhead::end).unwrap_or_default());
         let ended = ended?;
         let outcome = &ended.summary.outcome;
         // Of a run that could not begin, nothing is kept: the latest one remains the latest.
@@ -453,7 +454,7 @@ impl Chat {
         latest.map(|run| run.run)
     }
 
-    /// Shows or reverts the changes of a run, and returns why that failed.
+    /// Shows or reverts the changes of a run.
     async fn apply(&self, run: Option<RunId>, what: &str) -> anyhow::Result<String> {
         let Some(run) = run else {
             return Ok("There are no changes of --workdir to show or to undo.\n".to_owned());
@@ -464,8 +465,8 @@ impl Chat {
             reject: false,
         };
         let applied = runs::apply(&self.state, &run.to_string(), how).await;
-        let failed = applied.map_err(|failure| format!("{}\n", clean(&failure.to_string())));
-        Ok(failed.err().unwrap_or_default())
+        applied.map_err(|failure| anyhow!("{failure}"))?;
+        Ok(String::new())
     }
 
     /// Describes the approval rules in force: those of the open session, or else those that the next one will have.

@@ -171,7 +171,8 @@ pub(crate) struct Decision {
 /// # Errors
 /// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
 pub(super) async fn decide(
-    (args, copy): (&WorkdirArgs, &WorkingCopy),
+    args: &WorkdirArgs,
+    copy: &WorkingCopy,
     changes: &mut Changes,
     (user, has_finished): (Option<&TerminalUser>, bool),
     how_later: &str,

@@ -149,8 +149,16 @@ impl Workdir {
             Some(run) => format!("cantle runs apply {run}"),
             None => "the run is not kept (--no-keep), and its changes are dropped".to_owned(),
         };
-        let on = (&self.args, &self.copy);
-        let decision = decide(on, &mut changes, user, &how_later, paint, cancellation).await;
+        let decision = decide(
+            &self.args,
+            &self.copy,
+            &mut changes,
+            user,
+            &how_later,
+            paint,
+            cancellation,
+        )
+        .await;
         if kept_run.is_some() {
             return decision;
         }

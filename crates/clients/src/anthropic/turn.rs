@@ -129,10 +129,13 @@ impl TurnAssembler for AnthropicAssembler {
 impl AnthropicAssembler {
     /// Creates a pending block from its JSON.
     fn start_block(&self, index: u64, json: &str) -> Result<PendingBlock, serde_json::Error> {
-        let is_call = |it: &&PendingBlock| matches!(it.block, AssistantBlock::ToolCall(_));
+        let position = self.blocks.last().map_or(0, |last| {
+            let is_call = matches!(last.block, AssistantBlock::ToolCall(_));
+            last.position + usize::from(is_call)
+        });
         Ok(PendingBlock {
             index,
-            position: self.blocks.iter().filter(is_call).count(),
+            position,
             block: match serde_json::from_str(json)? {
                 ContentBlock::Text { text } => AssistantBlock::text(text),
                 ContentBlock::Thinking {

@@ -62,8 +62,8 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         request: SpawnRequest,
         observer: &mut (dyn for<'c> FnMut(&'c OutputChunk) + Send),
     ) -> Result<CommandOutput, SandboxError> {
-        let half = HeadTail::new(CAPTURE_BYTES / 2, CAPTURE_BYTES / 2);
-        let (mut stdout, mut stderr) = (half.clone(), half);
+        let empty = HeadTail::new(CAPTURE_BYTES / 2, CAPTURE_BYTES / 2);
+        let (mut stdout, mut stderr) = (empty.clone(), empty);
         let mut sink = |chunk: OutputChunk| {
             match chunk.channel {
                 Channel::Stdout => stdout.push(&chunk.bytes),

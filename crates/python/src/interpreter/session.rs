@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Interpreter, one_shot};
 use crate::discovery::{Python, find_python};
 use crate::execution::{Execution, ExecutionOutcome};
-use crate::kernel::{Kernel, LOST_VARIABLES};
+use crate::kernel::{Kernel, LOST_VARIABLES, LongOutput};
 use crate::source::SourceFacts;
 
 /// Reported once by a session whose packages are a copy.
@@ -153,7 +153,7 @@ impl PythonSession {
         self.execute_request(request, observer).await
     }
 
-    /// Executes code like [`execute_with_observer`](Self::execute_with_observer), with a time limit of its own.
+    /// Executes a request, and collects its results.
     pub(crate) async fn execute_request(
         &self,
         request: CodeRequest,
@@ -167,8 +167,7 @@ impl PythonSession {
             observer,
             results: Vec::new(),
         };
-        let spills = true;
-        let executed = self.execute_in(python, &request, spills, &mut collector);
+        let executed = self.execute_in(python, &request, LongOutput::Kept, &mut collector);
         let mut execution = executed.await?;
         execution.results = collector.results;
         Ok(execution)
@@ -179,7 +178,7 @@ impl PythonSession {
         &self,
         python: &str,
         request: &CodeRequest,
-        spills: bool,
+        long_output: LongOutput,
         observer: &mut dyn CodeObserver,
     ) -> Result<Execution, SandboxError> {
         let Some(state) = self.context(&request.context).await else {
@@ -211,7 +210,7 @@ impl PythonSession {
             }
         };
         let had_run = std::mem::replace(&mut state.has_run, true);
-        let (mut execution, is_usable) = kernel.execute(request, spills, observer).await?;
+        let (mut execution, is_usable) = kernel.execute(request, long_output, observer).await?;
         state.kernel = is_usable.then_some(kernel);
         let is_missing = |error: &CodeError| error.name == "ModuleNotFoundError";
         if let Some(advice) = &self.settings.missing_module_advice

@@ -132,6 +132,13 @@ pub struct PackageSet {
 }
 
 impl PackageSet {
+    fn new(set: InstalledSet<Resolution>) -> Self {
+        Self {
+            set,
+            is_copied: false,
+        }
+    }
+
     /// Returns the set for sandboxes that never show this machine's files, and always get a copy.
     #[must_use]
     pub fn copied(mut self) -> Self {
@@ -229,9 +236,8 @@ impl PackageStore {
     /// # Errors
     /// If the store can't be read.
     pub async fn named(&self, name: &str) -> Result<Option<PackageSet>, PackageError> {
-        let is_copied = false;
         let found = self.find(name.to_owned()).await?;
-        Ok(found.map(|set| PackageSet { set, is_copied }))
+        Ok(found.map(PackageSet::new))
     }
 
     /// Returns the set for a request, and installs it first if that is necessary. Processes with the same request share
@@ -250,8 +256,7 @@ impl PackageStore {
         let installer = Installer::start(&*self.backend, request);
         // On the heap, because futures of callers contain it.
         let set = Box::pin(self.prepare_set(id, &names, installer, progress)).await?;
-        let is_copied = false;
-        Ok(PackageSet { set, is_copied })
+        Ok(PackageSet::new(set))
     }
 
     /// Removes sets that are not complete, or that were not used for `unused`; requests for them install the

@@ -177,8 +177,8 @@ impl Fleet {
         })
     }
 
-    /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends. Runs as an operation of
-    /// [`finish`](Self::finish).
+    /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends. To be called in an operation of
+    /// [`finish`](Self::finish): dropped halfway, it could leave a sandbox that is no member.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: PrincipalId,

@@ -12,7 +12,7 @@ use cantle_core::principal::{Level, Principal, PrincipalId};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use futures_util::FutureExt as _;
 use http::{Request, StatusCode};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -43,10 +43,18 @@ struct ToolCallRequest {
     level: Option<String>,
 }
 
+#[derive(Serialize)]
+pub(super) struct ToolResult {
+    tool_name: String,
+    success: bool,
+    result: Value,
+    error: Option<String>,
+}
+
 pub(super) async fn execute(
     State(served): State<Arc<ServedTools>>,
     request: Request<Body>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<ToolResult>, Refusal> {
     let (head, body) = request.into_parts();
     let owner = served.authenticate(&Request::from_parts(head, ())).await?;
     let mut charge = Account::new(&served.leases.fleet.accounts, &owner).charge();
@@ -81,9 +89,12 @@ pub(super) async fn execute(
         }
         Err(error) => (false, Value::Null, Some(error.to_string())),
     };
-    Ok(Json(json!({
-        "tool_name": call.tool_name, "success": success, "result": result, "error": error,
-    })))
+    Ok(Json(ToolResult {
+        tool_name: call.tool_name,
+        success,
+        result,
+        error,
+    }))
 }
 
 impl ServedTools {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cantle_core::sandbox::{Channel, Exit, ExitStatus, SandboxError, Signal};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::envd::rpc::{envelope, json as protobuf};
@@ -93,8 +94,8 @@ pub(crate) struct ProcessRequest {
     pub(crate) pty: Option<Pty>,
     #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
-    /// Name or number.
-    pub(crate) signal: Option<Value>,
+    /// Name or number, as its JSON text: any other value takes no more memory than its text.
+    pub(crate) signal: Option<Box<RawValue>>,
 }
 
 /// A message of an input stream: the process, or input for it.

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::Signal;
 use http::{Request, StatusCode};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use self::subscription::subscription;
@@ -171,7 +171,7 @@ async fn update(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty>
 
 async fn send_signal(live: &RunningSandbox, request: ProcessRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
-    match parse_signal(request.signal.as_ref())? {
+    match parse_signal(request.signal.as_deref())? {
         Signal::KILL => {
             // Kills the whole process tree.
             command.kill.cancel();
@@ -183,11 +183,10 @@ async fn send_signal(live: &RunningSandbox, request: ProcessRequest) -> Result<E
     Ok(Empty)
 }
 
-fn parse_signal(signal: Option<&Value>) -> Result<Signal> {
-    let signal = signal.map(|signal| (signal.as_str(), signal.as_i64()));
-    match signal {
-        Some((Some("SIGNAL_SIGKILL"), _) | (_, Some(9))) => Ok(Signal::KILL),
-        Some((Some("SIGNAL_SIGTERM"), _) | (_, Some(15))) => Ok(Signal::TERM),
+fn parse_signal(signal: Option<&RawValue>) -> Result<Signal> {
+    match signal.map(RawValue::get) {
+        Some(r#""SIGNAL_SIGKILL""# | "9") => Ok(Signal::KILL),
+        Some(r#""SIGNAL_SIGTERM""# | "15") => Ok(Signal::TERM),
         _ => Err(EnvdError::invalid(
             "the signal must be SIGNAL_SIGKILL or SIGNAL_SIGTERM",
         )),
