@@ -1,6 +1,7 @@
 //! A Docker engine for a single test.
 
 use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use tempfile::TempDir;
@@ -73,9 +74,18 @@ impl OwnEngine {
         Some(own)
     }
 
-    pub(crate) fn order(&mut self, order: &str) {
+    fn order(&mut self, order: &str) {
         let orders = self.orders.as_mut().unwrap();
         writeln!(orders, "{order}").unwrap();
+    }
+
+    /// Kills the engine, and waits until it is gone: the kernel closes its connections when its last thread has ended.
+    pub(crate) fn kill(&mut self) {
+        self.order("kill");
+        let socket = self.directory.path().join("docker.sock");
+        eventually("the end of the engine", || {
+            UnixStream::connect(&socket).is_err()
+        });
     }
 
     pub(crate) fn restart(&mut self) {

@@ -39,7 +39,7 @@ async fn nothing_is_left_after_the_engine_is_killed() {
     // Concurrently, so that no transfer completes before the others have begun.
     let begin = scenarios.iter().map(|(_, phase, one)| one.begin(*phase));
     let begun = join_all(begin).await;
-    own.order("kill");
+    own.kill();
     owner.kill();
     let mut runs = vec![kept.run, owner.run];
     let mut names = vec!["kept".to_owned(), "owned".to_owned()];
