@@ -13,6 +13,10 @@ use tokio::time::timeout;
 /// Maximum time to connect, TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time for which an unused connection is kept: shorter than that of servers, or a request could meet a connection that is
+/// being closed. `cantle serve` closes one without a request after 10 s.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(8);
+
 /// Maximum time between two chunks of a response body.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -44,6 +48,7 @@ pub(crate) fn client(url: &Url, tls_cache: &TlsCache) -> Result<Client, SandboxE
         .http1_only()
         .tcp_nodelay(true)
         .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .build()
         .map_err(|error| {
             SandboxError::unavailable("failed to set up an HTTP client").with_source(error)
