@@ -13,8 +13,8 @@ use tokio::time::timeout;
 /// Maximum time to connect, TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for which an unused connection is kept: shorter than that of servers, or a request could meet a connection that is
-/// being closed. `cantle serve` closes one without a request after 10 s.
+/// Time for which an unused connection is kept. `cantle serve` closes one that has had no request 10 s after it accepted it,
+/// and a request that is sent at that moment fails.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Maximum time between two chunks of a response body.

@@ -23,7 +23,7 @@ use crate::state_dir::{StateDir, create_traversable, try_lock};
 /// Maximum size of a file with settings or instructions.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// How often the record is to be locked, which other processes do only while they write it, and the pauses between.
+/// Attempts to lock the record, and the pause between them. Other processes lock it only while they write it.
 const LOCK_ATTEMPTS: u32 = 500;
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -210,7 +210,7 @@ impl TrustRecord {
         Ok(record)
     }
 
-    /// Reads the record again.
+    /// Reads the directories of the record.
     fn update(&mut self) -> anyhow::Result<()> {
         let Some((text, metadata)) = read_regular(&self.path)? else {
             self.directories.clear();
@@ -261,7 +261,12 @@ impl TrustRecord {
     /// Locks the record until the returned file is dropped.
     fn lock(&self) -> anyhow::Result<File> {
         let path = self.path.with_extension("lock");
-        let failed = || format!("failed to lock {}", path.display());
+        let failed = || {
+            format!(
+                "failed to lock {}; remove it if it belongs to another user",
+                path.display()
+            )
+        };
         create_traversable(path.parent().unwrap_or(Path::new("/"))).with_context(failed)?;
         for _ in 0..LOCK_ATTEMPTS {
             if let Some(lock) = try_lock(&path).with_context(failed)? {

@@ -166,7 +166,7 @@ impl TypedLine {
                 byte => self.character(*byte),
             }
         }
-        // The bytes of other keys come together with it.
+        // The bytes of other keys usually come together with it.
         if bytes.last() == Some(&0x1b) {
             self.in_escape = false;
         }

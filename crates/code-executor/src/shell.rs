@@ -202,9 +202,9 @@ fn word(rest: &mut Peekable<Chars<'_>>) -> String {
                 word.push(c);
                 let mut ahead = rest.clone();
                 // The name of a variable is no program; `${ rm x; }` has none.
-                if ahead.next() == Some('{') && ahead.next().is_some_and(is_of_name) {
+                if ahead.next() == Some('{') && ahead.next().is_some_and(is_name_char) {
                     rest.next();
-                    while let Some(c) = rest.next_if(|c| is_of_name(*c)) {
+                    while let Some(c) = rest.next_if(|c| is_name_char(*c)) {
                         word.push(c);
                     }
                 }
@@ -215,7 +215,7 @@ fn word(rest: &mut Peekable<Chars<'_>>) -> String {
     word
 }
 
-fn is_of_name(c: char) -> bool {
+fn is_name_char(c: char) -> bool {
     c == '_' || c.is_ascii_alphanumeric()
 }
 

@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, Full};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::MAX_SERVED_SESSIONS;
@@ -21,6 +22,9 @@ use crate::server::{SESSION, ToolServer};
 
 /// The time without messages after which a session ends. Calls have to end before.
 const IDLE: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// Time limit for a request that may begin a session, its body included.
+const BEGIN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Tools for the MCP clients of one principal over HTTP.
 ///
@@ -66,21 +70,21 @@ impl HttpToolServer {
     where
         B: http_body::Body<Error: fmt::Display, Data: Send> + Send + 'static,
     {
-        let mut permit = None;
         if may_begin_session(&request) {
-            permit = self.begin_session().await;
-            if permit.is_none() {
-                let message =
-                    format!("you have {MAX_SERVED_SESSIONS} sessions: end some (DELETE)\n");
-                let body = BoxBody::new(Full::from(message).map_err(|never| match never {}));
-                let mut response = Response::new(body);
-                *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-                return response;
-            }
+            let Some(_permit) = self.reserve_session().await else {
+                let message = format!(
+                    "you have {MAX_SERVED_SESSIONS} sessions, with those that begin: end some (DELETE)\n"
+                );
+                return refusal(StatusCode::TOO_MANY_REQUESTS, message);
+            };
+            let answering = timeout(BEGIN_TIMEOUT, self.service.handle(request));
+            return answering.await.unwrap_or_else(|_| {
+                let message = "the request was not complete in time\n".to_owned();
+                refusal(StatusCode::REQUEST_TIMEOUT, message)
+            });
         }
         let is_end = request.method() == Method::DELETE;
         let mut response = self.service.handle(request).await;
-        drop(permit);
         // MCP's SDKs take every other status for a failure.
         if is_end && response.status() == StatusCode::ACCEPTED {
             *response.status_mut() = StatusCode::NO_CONTENT;
@@ -88,14 +92,22 @@ impl HttpToolServer {
         response
     }
 
-    /// Returns a permit to hold until a session has begun; `None` if there are too many.
-    async fn begin_session(&self) -> Option<SemaphorePermit<'_>> {
+    /// Returns a permit to hold until a session has begun; `None` if there are too many. A session counts twice between its
+    /// beginning and the release of its permit.
+    async fn reserve_session(&self) -> Option<SemaphorePermit<'_>> {
         let permit = self.beginning.try_acquire().ok()?;
-        // Before the sessions, among which those of released permits are.
+        // Read before the sessions: a permit that is released in between belongs to a session that is counted there.
         let free = self.beginning.available_permits();
         let sessions = self.sessions.sessions.read().await.len();
         (sessions <= free).then_some(permit)
     }
+}
+
+fn refusal(status: StatusCode, message: String) -> Response<BoxBody<Bytes, Infallible>> {
+    let body = Full::from(message).map_err(|never| match never {});
+    let mut response = Response::new(BoxBody::new(body));
+    *response.status_mut() = status;
+    response
 }
 
 /// Returns whether a request may begin a session. One of a protocol without sessions names its method in a header, and is
@@ -133,7 +145,7 @@ mod tests {
             .unwrap()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn requests_in_progress_count_as_sessions() {
         let server = HttpToolServer::new(Vec::new, Vec::new(), CancellationToken::new());
         let stalled = || StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
@@ -145,7 +157,9 @@ mod tests {
         }
         let begin = || server.answer(request(Full::<Bytes>::from(INITIALIZE)));
         assert_eq!(begin().await.status(), StatusCode::TOO_MANY_REQUESTS);
-        drop(beginning);
+        for stalled in beginning {
+            assert_eq!(stalled.await.status(), StatusCode::REQUEST_TIMEOUT);
+        }
         for _ in 0..MAX_SERVED_SESSIONS {
             assert_eq!(begin().await.status(), StatusCode::OK);
         }

@@ -150,8 +150,8 @@ impl Kernel {
         }
     }
 
-    /// Executes code and passes its output and results to `observer` as they come. Returns the execution, and whether the kernel can be used again. Dropping the
-    /// future leaves the kernel in an unknown state.
+    /// Executes code and passes its output and results to `observer` as they come. Returns the execution, and whether the
+    /// kernel can be used again. Dropping the future leaves the kernel in an unknown state.
     pub(crate) async fn execute(
         &mut self,
         request: &CodeRequest,
@@ -160,8 +160,9 @@ impl Kernel {
     ) -> Result<(Execution, bool), SandboxError> {
         self.calls += 1;
         let spill = format!(".cantle/output/python-{}-{}", self.name, self.calls);
+        let spill_path = (long_output == LongOutput::Kept).then_some(&spill);
         let order = json!({
-            "op": "execute", "id": self.calls, "code": request.code, "spill": (long_output == LongOutput::Kept).then_some(&spill),
+            "op": "execute", "id": self.calls, "code": request.code, "spill": spill_path,
             "env": request.environment,
         });
         let mut call = RunningCall::new(self.calls, spill, request.timeout, observer);

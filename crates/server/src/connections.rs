@@ -129,7 +129,7 @@ async fn drive<S, A, F>(
             let (connection, readers) = (Arc::clone(&connection), Arc::clone(&readers));
             async move {
                 let mut response = answering.await;
-                // Its request waited for a place until after the deadline, which does not recur.
+                // The deadline passed while its request waited for a place, and is not checked again.
                 let is_overdue = !connection.is_authenticated() && Instant::now() >= deadline;
                 if is_overdue || connection.accounts().waiting.used() > 0 {
                     let close = HeaderValue::from_static("close");

@@ -62,8 +62,9 @@ struct Attempt {
 impl Attempt {
     /// An attempt that starts after a delay.
     fn after(delay: Duration, model: Option<String>) -> Self {
+        let now = Instant::now();
         Self {
-            started: Instant::now() + delay,
+            started: now.checked_add(delay).unwrap_or(now),
             start_time: unix_seconds() + delay.as_secs_f64(),
             model,
             output_bytes: 0,

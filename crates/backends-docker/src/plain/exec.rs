@@ -184,7 +184,7 @@ impl Exec {
                 let text = format!("{} {}", self.result, self.stderr);
                 let (kind, text) = (kind_of_message(&text), text.trim());
                 // The engine's message about a shell that it can't start is all that there is.
-                let is_missing = text.contains("executable file")
+                let is_missing = text.contains("executable file") && text.contains("not found")
                     || kind.is_none() && text.contains("no such file");
                 if self.result.is_empty() && is_missing {
                     let message = format!("{doing}: the image has no shell at /bin/sh: {text}");
@@ -288,8 +288,8 @@ mod tests {
         };
         let denied = kind("mv: cannot move 'a' to 'b': Operation not permitted");
         assert_eq!(denied, SandboxErrorKind::PermissionDenied);
-        let overlong = kind("mv: cannot stat 'too long.txt': No such file or directory");
-        assert_eq!(overlong, SandboxErrorKind::NotFound);
+        let missing = kind("mv: cannot stat 'too long.txt': No such file or directory");
+        assert_eq!(missing, SandboxErrorKind::NotFound);
         for no_shell in [
             "exec: \"/bin/sh\": stat /bin/sh: no such file or directory",
             "executable file `/bin/sh` not found: No such file or directory",

@@ -94,7 +94,7 @@ pub(crate) struct ProcessRequest {
     pub(crate) pty: Option<Pty>,
     #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
-    /// Name or number, as its JSON text: any other value takes no more memory than its text.
+    /// Name or number, as its JSON text, so that any value takes only the memory that it is charged with.
     pub(crate) signal: Option<Box<RawValue>>,
 }
 
