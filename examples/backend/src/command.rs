@@ -110,14 +110,14 @@ fn connect(
     tokio::spawn(async move {
         let end = match child.wait().await {
             Ok(status) => {
-                let alone = marked(&command.marker).is_empty();
+                let alone = !is_running(&command.marker).await;
                 Report::Ended { status: exit_status(status.into_raw()), alone }
             }
             Err(error) => Report::Lost(SandboxError::io("failed to wait for the process", error)),
         };
         // A dropped receiver has no use for reports.
         let _ = report.send(end);
-        while !report.is_closed() && !marked(&command.marker).is_empty() {
+        while !report.is_closed() && is_running(&command.marker).await {
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     });
@@ -212,6 +212,14 @@ impl InputChannel for PipeInput {
             SandboxError::new(SandboxErrorKind::Closed, "the command no longer reads its input")
         })
     }
+}
+
+/// Returns whether there are processes with a marker. Looks for them beside the runtime's threads, which read the output
+/// meanwhile.
+async fn is_running(marker: &str) -> bool {
+    let marker = marker.to_owned();
+    let looking = tokio::task::spawn_blocking(move || !marked(&marker).is_empty());
+    looking.await.unwrap_or(true)
 }
 
 /// Finds the processes with a marker in their environment. A process that has ended has none.
