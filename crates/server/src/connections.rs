@@ -359,15 +359,20 @@ mod tests {
     use crate::keys::Keys;
     use crate::settings::ServerLimits;
 
-    #[tokio::test(start_paused = true)]
-    async fn the_oldest_silent_connection_loses_its_place() {
+    /// The connections of a server that allows four, and the owner of all of them.
+    fn four_connections() -> (Arc<NewConnections>, PrincipalId) {
         let limits = ServerLimits {
             connections: 4,
             ..ServerLimits::default()
         };
         let accounts = Arc::new(Accounts::new(&limits, &Keys::default()));
-        let connections = Arc::new(NewConnections::new(&accounts));
         let owner = Keys::default().owner("any").unwrap();
+        (Arc::new(NewConnections::new(&accounts)), owner)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_silent_connection_loses_its_place() {
+        let (connections, owner) = four_connections();
         let [authenticated, waiting, oldest, youngest] =
             std::array::from_fn(|_| Connection::new(&connections));
         assert!(authenticated.take_place(&owner));
@@ -387,14 +392,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_waited_in_vain_closes_after_the_response() {
-        let limits = ServerLimits {
-            connections: 4,
-            ..ServerLimits::default()
-        };
-        let accounts = Arc::new(Accounts::new(&limits, &Keys::default()));
-        let connections = Arc::new(NewConnections::new(&accounts));
-        let owner = Keys::default().owner("any").unwrap();
-        let take = || accounts.connections.take(&owner, 1).ok();
+        let (connections, owner) = four_connections();
+        let take = || connections.accounts.connections.take(&owner, 1).ok();
         let _others: Vec<Lease> = std::iter::from_fn(take).collect();
         let answer = move |request: Request<Body>| {
             let owner = owner.clone();

@@ -278,6 +278,15 @@ async fn serve_backend(backend: Arc<Faulty>, directory: tempfile::TempDir) -> Te
     serve_in(directory, |_| Server::builder(backend)).await
 }
 
+/// Serves sandboxes with faults, with a short time limit for what makes no progress.
+async fn serve_impatiently() -> TestServer {
+    let directory = shared_tempdir();
+    let backend = Arc::new(Faulty::new(&directory));
+    let mut limits = ServerLimits::default();
+    limits.idle = Duration::from_millis(300);
+    serve_in(directory, |_| Server::builder(backend).limits(limits)).await
+}
+
 #[tokio::test]
 async fn sandbox_is_found_by_its_key_although_the_client_has_disconnected() {
     let directory = shared_tempdir();
@@ -377,11 +386,7 @@ async fn download_that_was_cut_off_does_not_look_complete() {
 
 #[tokio::test]
 async fn transfers_end_although_their_program_is_stopped() {
-    let directory = shared_tempdir();
-    let backend = Arc::new(Faulty::new(&directory));
-    let mut limits = ServerLimits::default();
-    limits.idle = Duration::from_millis(300);
-    let server = serve_in(directory, |_| Server::builder(backend).limits(limits)).await;
+    let server = serve_impatiently().await;
     let sandbox = server.create_default().await;
     for name in ["stopped-early", "stopped-late"] {
         // A new file needs no program.
@@ -397,11 +402,7 @@ async fn transfers_end_although_their_program_is_stopped() {
 
 #[tokio::test]
 async fn downloads_end_although_their_program_does_not_exit() {
-    let directory = shared_tempdir();
-    let backend = Arc::new(Faulty::new(&directory));
-    let mut limits = ServerLimits::default();
-    limits.idle = Duration::from_millis(300);
-    let server = serve_in(directory, |_| Server::builder(backend).limits(limits)).await;
+    let server = serve_impatiently().await;
     let sandbox = server.create_default().await;
     let get = tokio::time::timeout(DEADLINE, sandbox.get("/files?path=/etc/nsswitch.conf"));
     assert_eq!(get.await.unwrap().status, StatusCode::GATEWAY_TIMEOUT);
